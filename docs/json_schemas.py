@@ -210,11 +210,12 @@ def nouns() -> dict[str, Schema]:
     from fsdpplan.spec.cluster import Cluster
     from fsdpplan.spec.layout import Layout
     from fsdpplan.spec.model import Model
-    from fsdpplan.spec.plan import BrokenRule, Estimate, Failures, RankedLayout
+    from fsdpplan.spec.plan import BrokenRule, Estimate, Failures, RankedLayout, Terms
     from fsdpplan.spec.training import Training
 
     defs: dict[str, Schema] = {}
-    for kind in (Model, Cluster, Training, Layout, Estimate, RankedLayout, BrokenRule, Failures):
+    beside = (RankedLayout, BrokenRule, Failures, Terms)
+    for kind in (Model, Cluster, Training, Layout, Estimate, *beside):
         shape(kind, defs)
     defs["Cluster"]["properties"]["nodes"] = {**WHOLE, "description": "Nodes of the job."}
     totals = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
@@ -247,8 +248,9 @@ def plan_schema() -> Schema:
         "rules": rows(ref("BrokenRule")),
         "versions": values(TEXT),
         "failures": ref("Failures"),
+        "terms": ref("Terms"),
     }
-    since = ("torch_needed", "rules", "failures")
+    since = ("torch_needed", "rules", "failures", "terms")
     return {
         **head("plan", "A saved plan of fsdpplan", "fsdpplan.json, as `recommend` saves it."),
         **table(properties, may_lack=since),

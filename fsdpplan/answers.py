@@ -23,7 +23,7 @@ from fsdpplan.search.advice.measurement import Measurement
 from fsdpplan.search.advice.sensitivity import Sensitivity, held_fraction
 from fsdpplan.search.advice.words import degrees
 from fsdpplan.search.scaling import Knee, Rate, knee
-from fsdpplan.spec.plan import BrokenRule, Case, Interval, Plan
+from fsdpplan.spec.plan import BrokenRule, Case, Interval, Plan, Terms
 from fsdpplan.spec.shown import Row, as_html, as_text
 from fsdpplan.units import (
     format_gb,
@@ -339,7 +339,7 @@ class Sensitivities(Shown):
 class Bill(Shown, bills.Bill):
     """What a whole training takes in time, money and energy, each with its 80 % band."""
 
-    terms: bills.Terms
+    terms: Terms
     """Price, draw and the rest that it follows from."""
 
     def shown(self) -> tuple[str, list[Row]]:

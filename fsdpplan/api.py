@@ -21,7 +21,6 @@ from fsdpplan.answers import (
     Why,
     like,
 )
-from fsdpplan.cost.bill import Draw, Terms
 from fsdpplan.cost.bill import bill as bill_of
 from fsdpplan.cost.goodput import goodput as goodput_of
 from fsdpplan.cost.reshard import moved
@@ -51,7 +50,7 @@ from fsdpplan.search.scaling import fits_at_all, node_counts
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Case, Estimate, Failures, Plan
+from fsdpplan.spec.plan import Case, Draw, Estimate, Failures, Plan, Terms
 from fsdpplan.spec.training import Training
 from fsdpplan.spec.values import require_positive, require_positive_int
 from fsdpplan.validate.calibrate.calibrated import measured_error
@@ -324,9 +323,10 @@ def bill(
     co2_grams_per_kwh: float | None = None,
     deadline_seconds: float | None = None,
 ) -> Bill:
-    """What a training on `tokens` takes, those of the plan where None. `price` is of a GPU hour;
-    `provider` names one of the table in its place. Any of `node_watts`, `pue` and
-    `co2_grams_per_kwh` asks for the energy.
+    """What a training on `tokens` takes; what is None is as the plan says.
+
+    `price` is of a GPU hour; `provider` names one of the table in its place. Any of `node_watts`,
+    `pue` and `co2_grams_per_kwh` asks for the energy.
 
     Raises SpecError where tokens, price or power are not known.
     """
@@ -334,10 +334,11 @@ def bill(
         raise SpecError("price and provider contradict each other: give one of them")
     if provider is not None:
         price = price_of(provider, plan.cluster.device.name).usd_per_gpu_hour
-    draw: Draw | None = None
+    known = plan.terms or Terms()
+    draw = known.draw
     if node_watts is not None:
         draw = Draw(node_watts=node_watts)
-    elif pue is not None or co2_grams_per_kwh is not None:
+    elif draw is None and (pue is not None or co2_grams_per_kwh is not None):
         draw, _ = known_draw(plan.cluster)
     for name, value in {
         "price": price,
@@ -352,13 +353,14 @@ def bill(
         raise SpecError(
             f"co2_grams_per_kwh must be at least 0 and below 10000, not {co2_grams_per_kwh!r}"
         )
-    terms = Terms(
-        price=price,
-        draw=draw,
-        pue=1.0 if pue is None else pue,
-        co2_grams_per_kwh=co2_grams_per_kwh,
-        deadline_seconds=deadline_seconds,
-    )
+    typed = {
+        "price": price,
+        "draw": draw,
+        "pue": pue,
+        "co2_grams_per_kwh": co2_grams_per_kwh,
+        "deadline_seconds": deadline_seconds,
+    }
+    terms = replace(known, **{name: one for name, one in typed.items() if one is not None})
     training = replace(plan.training, tokens=plan.training.tokens if tokens is None else tokens)
     found = bill_of(replace(plan.case, training=training), plan.estimate, terms)
     if found is None:

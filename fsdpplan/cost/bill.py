@@ -31,7 +31,7 @@ from fsdpplan.cost.band import NORMAL_80, faster_chance, widened
 from fsdpplan.cost.model.params import useful_flops_per_token
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Case, Estimate, Interval
+from fsdpplan.spec.plan import Case, Draw, Estimate, Interval, Terms
 from fsdpplan.spec.training import Training
 
 HOUR_SECONDS = 3600.0
@@ -44,15 +44,6 @@ REST_FRACTION = 4600 / 5600
 at 10.2 kW, and its 8 GPUs at 5.6."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """What a node draws in training."""
-
-    node_watts: float
-    log_error: float = 0.0
-    """Standard deviation of its logarithm; 0: it was said."""
-
-
 def rated_draw(
     *, gpu_watts: float, gpus_per_node: int, node_gpus: int, node_watts: float | None
 ) -> Draw:
@@ -62,19 +53,6 @@ def rated_draw(
     rest = all_gpus * REST_FRACTION if node_watts is None else max(0.0, node_watts - all_gpus)
     rated = gpu_watts * gpus_per_node + rest
     return Draw(node_watts=RUNNING_FRACTION * rated, log_error=RUNNING_LOG_ERROR)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What is known beside the plan; None: not known, or not asked."""
-
-    price: float | None = None
-    """Of a GPU hour."""
-    draw: Draw | None = None
-    pue: float = 1.0
-    """Energy of the site over that of its nodes."""
-    co2_grams_per_kwh: float | None = None
-    deadline_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

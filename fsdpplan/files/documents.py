@@ -21,7 +21,7 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.ledger import Machines, Observed, Predicted, Workload
 from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import BrokenRule, Estimate, Failures, RankedLayout
+from fsdpplan.spec.plan import BrokenRule, Estimate, Failures, RankedLayout, Terms
 from fsdpplan.spec.training import Training
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -45,6 +45,7 @@ class PlanDocument(BaseModel):
     rules: tuple[BrokenRule, ...] = ()
     versions: dict[str, str]
     failures: Failures | None = None
+    terms: Terms | None = None
 
 
 class MachineDocument(BaseModel):

@@ -206,6 +206,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "versions": dict(plan.versions),
         # left out where nothing was said, as in plans of before
         **({} if plan.failures is None else {"failures": asdict(plan.failures)}),
+        **({} if plan.terms is None else {"terms": asdict(plan.terms)}),
     }
 
 
@@ -354,6 +355,7 @@ def _build(values: dict[str, Any]) -> Plan:
         versions=tuple(document.versions.items()),
         rules=document.rules,
         failures=document.failures,
+        terms=document.terms,
     )
 
 

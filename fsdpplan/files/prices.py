@@ -73,8 +73,8 @@ def prices() -> tuple[Price, ...]:
     )
 
 
-def price_of(provider: str, device: str) -> Price:
-    """What a GPU of that profile costs there. Raises SpecError where no row says it."""
+def require_provider(provider: str) -> None:
+    """Raise SpecError where no row is of that provider."""
     known = sorted({row.provider for row in prices()})
     if provider not in known:
         near = did_you_mean(provider, known)
@@ -82,6 +82,11 @@ def price_of(provider: str, device: str) -> Price:
             f"--provider: no price of {provider[:40]!r} is known here{near}; type "
             f"{', '.join(known[:-1])} or {known[-1]}, or the price itself: --price 2.10"
         )
+
+
+def price_of(provider: str, device: str) -> Price:
+    """What a GPU of that profile costs there. Raises SpecError where no row says it."""
+    require_provider(provider)
     for row in prices():
         if (row.provider, row.device) == (provider, device):
             return row

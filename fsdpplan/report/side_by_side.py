@@ -145,6 +145,9 @@ def _table(fitting: Sequence[tuple[str, Priced]]) -> Table:
         assert tokens is not None
         rows.append(row("to train", (cell(one.seconds_for(tokens), "seconds") for one in all_of)))
         rows.append(row("GPU hours", (cell(one.gpu_hours_for(tokens), "whole") for one in all_of)))
+        costs = [one.cost_for(tokens) for one in all_of]
+        if any(cost is not None for cost in costs):
+            rows.append(row("cost", ("" if one is None else cell(one, "dollars") for one in costs)))
     return Table(
         caption="Side by side",
         columns=("", *(name for name, _ in fitting)),

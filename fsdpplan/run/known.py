@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fsdpplan.cost.bill import Draw, rated_draw
+from fsdpplan.cost.bill import rated_draw
 from fsdpplan.cost.goodput import Reliability, goodput
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer
@@ -17,7 +17,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.failures import published_failures
 from fsdpplan.files.prices import power_of
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.plan import Failures, Plan
+from fsdpplan.spec.plan import Draw, Failures, Plan
 from fsdpplan.units import format_percent, format_seconds
 
 if TYPE_CHECKING:

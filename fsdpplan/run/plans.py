@@ -20,7 +20,7 @@ from fsdpplan.files.table import beside, path_text
 from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import BrokenRule, Case, Failures, Plan, RankedLayout, assumed
+from fsdpplan.spec.plan import BrokenRule, Case, Failures, Plan, RankedLayout, Terms, assumed
 from fsdpplan.spec.training import Training
 
 
@@ -51,6 +51,7 @@ def new_plan(
     warnings: tuple[str, ...] = (),
     rules: tuple[BrokenRule, ...] | None = None,
     failures: Failures | None = None,
+    terms: Terms | None = None,
 ) -> Plan:
     """The plan that runs `chosen` of `ranked`, by this version; its stages are named. The rules of
     the field are looked at here where they were not."""
@@ -70,6 +71,7 @@ def new_plan(
         versions=(("fsdpplan", __version__), ("python", platform.python_version())),
         rules=rules,
         failures=failures,
+        terms=terms,
     )
     return with_stages(plan)
 

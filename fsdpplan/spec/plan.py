@@ -427,6 +427,48 @@ class Failures:
                 raise SpecError(f"{name} must be a finite number of at least 0, not {value!r}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """What a node draws in training."""
+
+    node_watts: float
+    log_error: float = 0.0
+    """Standard deviation of its logarithm; 0: it was said."""
+
+    def __post_init__(self) -> None:
+        require_positive(node_watts=self.node_watts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What was said of the money, energy and time of a whole training; None: it was not."""
+
+    price: float | None = None
+    """Of a GPU hour, in dollars."""
+    draw: Draw | None = None
+    pue: float = 1.0
+    """Energy of the site over that of its nodes."""
+    co2_grams_per_kwh: float | None = None
+    deadline_seconds: float | None = None
+    deadline_chance: float | None = None
+    """With which the deadline is to be met."""
+
+    def __post_init__(self) -> None:
+        for name in ("price", "pue", "deadline_seconds", "deadline_chance"):
+            if getattr(self, name) is not None:
+                require_positive(**{name: getattr(self, name)})
+        grams = self.co2_grams_per_kwh
+        if grams is not None and not 0 <= grams < float("inf"):
+            raise SpecError(f"co2_grams_per_kwh must be a finite number of at least 0, not {grams}")
+
+    def on(self, cluster: Cluster, *, instead_of: Cluster) -> Terms:
+        """What of them holds on other machines: prices and draws are those of a device in its
+        node."""
+        device = cluster.device.name == instead_of.device.name
+        node = device and cluster.gpus_per_node == instead_of.gpus_per_node
+        return replace(self, price=self.price if device else None, draw=self.draw if node else None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """All that emitting, running and checking need: they never plan again."""
@@ -455,6 +497,8 @@ class Plan:
     """Rules of the field that the layout breaks, the dearest first; the trainer says them."""
     failures: Failures | None = None
     """What was said of how its machines fail; None: nothing."""
+    terms: Terms | None = None
+    """What was said of the money, energy and time of its training; None: nothing."""
 
     def __post_init__(self) -> None:
         if self.layout.world != self.cluster.gpus:

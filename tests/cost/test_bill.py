@@ -13,8 +13,6 @@ from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.cost.bill import (
     RUNNING_LOG_ERROR,
     Bill,
-    Draw,
-    Terms,
     bill,
     least_seconds,
     rated_draw,
@@ -23,7 +21,7 @@ from fsdpplan.cost.bill import (
 from fsdpplan.cost.step import estimate
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.plan import Case, Estimate, Interval
+from fsdpplan.spec.plan import Case, Draw, Estimate, Interval, Terms
 from fsdpplan.spec.training import Training
 from tests.cost.problems import SMALL
 

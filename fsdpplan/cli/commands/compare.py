@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Each, Lists
 from fsdpplan.cli.options.files import EvidenceOptions, Json, Plot, refuse_plot
+from fsdpplan.cli.options.goal import PriceOptions
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.question import (
     ClusterOptions,
@@ -18,8 +20,10 @@ from fsdpplan.cli.options.question import (
     TrainingOptions,
 )
 from fsdpplan.cli.options.report import ReportFile
+from fsdpplan.cli.resolve import flag
 from fsdpplan.cli.resolve.again import as_planned
 from fsdpplan.cli.resolve.found import advised, best_of, priced, searched
+from fsdpplan.cli.resolve.goal import price_per_gpu_hour, require_one_price
 from fsdpplan.cli.resolve.inputs import Inputs, resolve
 from fsdpplan.cli.views.comparison import (
     Entry,
@@ -33,6 +37,7 @@ from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.unfit import nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.run.plans import read_plan
+from fsdpplan.spec.plan import Terms
 
 MOST = 8
 """Questions at a time."""
@@ -54,6 +59,7 @@ def compare(
     cluster: Annotated[Lists[ClusterOptions], Each(ClusterOptions)],
     training: Annotated[Lists[TrainingOptions], Each(TrainingOptions)],
     layout: Annotated[Lists[LayoutOptions], Each(LayoutOptions)],
+    price: Annotated[Lists[PriceOptions], Each(PriceOptions)],
     torch: TorchOptions,
     evidence: EvidenceOptions,
     page: ReportFile,
@@ -69,30 +75,30 @@ def compare(
     require_report_place(page.report)
     lists = (model, cluster, training, layout)
     if plans:
-        entries = _of_plans(plans, lists, training, evidence)
+        entries = _of_plans(plans, lists, training, price, evidence)
     else:
-        number = max(one.longest for one in lists)
+        number = max(one.longest for one in (*lists, price))
         if not 2 <= number <= MOST:
             raise SpecError(
                 f"compare takes two or more saved plans, or an option with 2 to {MOST} values: "
                 "type such as --gpus 64,128"
             )
-        for one in lists:
+        for one in (*lists, price):
             one.require_length(number)
-        entries = [
-            _of_question(
-                resolve(
-                    model=model.at(index),
-                    cluster=cluster.at(index),
-                    training=training.at(index),
-                    layout=layout.at(index),
-                    torch=torch,
-                    evidence=evidence,
-                ),
-                index,
+        _require_tokens(price, [training.at(index).tokens for index in range(number)])
+        questions = [
+            resolve(
+                model=model.at(index),
+                cluster=cluster.at(index),
+                training=training.at(index),
+                layout=layout.at(index),
+                torch=torch,
+                evidence=evidence,
             )
             for index in range(number)
         ]
+        questions = [_priced(inputs, price.at(index)) for index, inputs in enumerate(questions)]
+        entries = [_of_question(inputs, index) for index, inputs in enumerate(questions)]
     if page.report is not None:
         tell(written_report(compared_report(entries), page.report))
     if json:
@@ -109,6 +115,7 @@ def _of_plans(
     plans: list[str],
     lists: tuple[Lists[object], ...],
     training: Lists[TrainingOptions],
+    price: Lists[PriceOptions],
     evidence: EvidenceOptions,
 ) -> list[Entry]:
     if not 2 <= len(plans) <= MOST:
@@ -123,19 +130,40 @@ def _of_plans(
             "out, or use fsdpplan what-if"
         )
     training.require_length(1)
+    price.require_length(len(plans))
     tokens = training.at(0).tokens
+    saved = [read_plan(place) for place in plans]
+    if tokens is not None:
+        saved = [replace(one, training=replace(one.training, tokens=tokens)) for one in saved]
+    _require_tokens(price, [one.training.tokens for one in saved])
     entries = []
-    for index, place in enumerate(plans):
-        plan = read_plan(place)
-        if tokens is not None:
-            plan = replace(plan, training=replace(plan.training, tokens=tokens))
-        inputs = as_planned(plan, evidence)
+    for index, (place, plan) in enumerate(zip(plans, saved, strict=True)):
+        inputs = _priced(as_planned(plan, evidence), price.at(index))
         entries.append(
             Entry(
                 name=_letter(index), file=place, inputs=inputs, priced=priced(inputs, plan.layout)
             )
         )
     return entries
+
+
+def _require_tokens(price: Lists[PriceOptions], tokens: list[int | None]) -> None:
+    if price.values and None in tokens:
+        name = flag(next(iter(price.values)))
+        raise SpecError(f"{name} is of a whole training: say its tokens, such as --tokens 2T")
+
+
+def _priced(inputs: Inputs, given: PriceOptions) -> Inputs:
+    """`inputs` with what a GPU hour costs: what is typed, over what a plan says."""
+    require_one_price(given)
+    terms = inputs.terms or Terms()
+    found = price_per_gpu_hour(given, inputs.cluster, today=date.today(), known=terms.price)
+    return replace(
+        inputs,
+        terms=replace(terms, price=found.value),
+        assumptions=(*inputs.assumptions, *found.assumptions),
+        warnings=(*inputs.warnings, *found.warnings),
+    )
 
 
 def _of_question(inputs: Inputs, index: int) -> Entry:

@@ -98,8 +98,9 @@ def billed(bill: BillOptions, **question: Any) -> tuple[OneLayout, dict[str, Any
     goal = goals.Goal(bill=bill, today=date.today())
     goals.require_whole(goal, question["training"], counts=1)
     question["training"] = goals.with_epochs(question["training"], bill)
-    one = one_layout(resolve(**question))
-    terms = goals.terms_of(goal, one.inputs.cluster)
+    inputs = resolve(**question)
+    terms = goals.terms_of(goal, inputs.cluster)
+    one = one_layout(inputs)
     found = bill_for(case_of(one.inputs, one.layout), one.estimate, terms.value)
     inputs = replace(
         one.inputs,

@@ -166,7 +166,8 @@ def by_goal(
         answer = goals.on_the_best(goal, counts, **question)
     else:
         inputs = (on_the_fewest if is_fewest or exact else resolve)(**question)
-        answer = goals.answered(goal, inputs, search(inputs))
+        known = goals.terms_of(goal, inputs.cluster)  # what is not known is refused before a search
+        answer = goals.answered(goal, inputs, search(inputs), known)
     if answer.chosen is None:
         raise views.too_late(answer)
     best, terms = answer.best, answer.terms
@@ -184,6 +185,7 @@ def by_goal(
             *terms.assumptions,
         ),
         warnings=(*best.inputs.warnings, *terms.warnings),
+        terms=terms.value if bill.is_asked else None,
     )
     return inputs, best.found, shown
 

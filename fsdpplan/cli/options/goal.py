@@ -24,7 +24,31 @@ def odds(text: str, *, name: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BillOptions:
+class PriceOptions:
+    """What a GPU hour costs."""
+
+    HEADING: ClassVar[str] = "Money (with --tokens)"
+
+    price: Annotated[
+        float | None,
+        Flag(
+            metavar="2.10",
+            parse=positive(example="2.10"),
+            help="Price of one GPU for an hour, in dollars.",
+        ),
+    ] = None
+    provider: Annotated[
+        str | None,
+        Flag(
+            metavar="aws|azure|lambda|...",
+            parse=line,
+            help="Take the on-demand price of a provider from the dated table, instead of --price.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BillOptions(PriceOptions):
     """What a whole training takes; all of it is of `--tokens`."""
 
     HEADING: ClassVar[str] = "Time, money and energy (with --tokens)"
@@ -48,22 +72,6 @@ class BillOptions:
     deadline_chance: Annotated[
         float | None,
         Flag(metavar="80%", parse=odds, help="Least chance to meet --deadline. Default 80%."),
-    ] = None
-    price: Annotated[
-        float | None,
-        Flag(
-            metavar="2.10",
-            parse=positive(example="2.10"),
-            help="Of one GPU for an hour, in dollars.",
-        ),
-    ] = None
-    provider: Annotated[
-        str | None,
-        Flag(
-            metavar="aws|azure|lambda|...",
-            parse=line,
-            help="Its price on demand, of a dated table, in place of --price.",
-        ),
     ] = None
     node_watts: Annotated[
         float | None,

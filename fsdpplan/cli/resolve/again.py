@@ -69,6 +69,7 @@ def as_planned(plan: Plan, evidence: EvidenceOptions) -> Inputs:
         warnings=own.warnings,
         learner=own.value.learner,
         failures=plan.failures,
+        terms=plan.terms,
     )
 
 
@@ -103,7 +104,18 @@ def asked_again(plan: Plan, asked: Asked) -> Inputs:
         torch=lambda: _torch(plan, asked.torch),
         evidence=asked.evidence,
     )
-    return replace(inputs, failures=plan.failures)
+    terms = plan.terms and plan.terms.on(inputs.cluster, instead_of=plan.cluster)
+    lost = plan.terms and terms and plan.terms.price is not None and terms.price is None
+    said = (
+        f"what a GPU hour costs on {inputs.cluster.device.name} is not known: the plan's price is "
+        f"of {plan.cluster.device.name} (fsdpplan compare --price)"
+    )
+    return replace(
+        inputs,
+        failures=plan.failures,
+        terms=terms,
+        assumptions=(*inputs.assumptions, *([said] if lost else [])),
+    )
 
 
 def machines_by_number(plan: Plan, typed: ClusterOptions) -> Callable[[int], Cluster]:

@@ -72,6 +72,7 @@ def plan_of(inputs: Inputs, result: SearchResult, chosen: RankedLayout) -> Plan:
         warnings=inputs.warnings,
         rules=inputs.rules,
         failures=inputs.failures,
+        terms=inputs.terms,
     )
 
 
@@ -81,7 +82,7 @@ def priced(inputs: Inputs, layout: Layout) -> Priced:
     found = estimate(case)
     if inputs.learner is not None:
         found = inputs.learner.corrected(layout, found)
-    return Priced(case=case, estimate=found)
+    return Priced(case=case, estimate=found, price_per_gpu_hour=inputs.price_per_gpu_hour)
 
 
 def best_of(inputs: Inputs, found: Found) -> Priced | None:
@@ -89,7 +90,11 @@ def best_of(inputs: Inputs, found: Found) -> Priced | None:
     ranked = found.result.ranked
     if not ranked:
         return None
-    return Priced(case=case_of(inputs, ranked[0].layout), estimate=ranked[0].estimate)
+    return Priced(
+        case=case_of(inputs, ranked[0].layout),
+        estimate=ranked[0].estimate,
+        price_per_gpu_hour=inputs.price_per_gpu_hour,
+    )
 
 
 def fits(one: Priced) -> bool:

@@ -13,7 +13,7 @@ from functools import cache
 
 from fsdpplan.cli import working
 from fsdpplan.cli.options.files import EvidenceOptions, LedgerOptions
-from fsdpplan.cli.options.goal import DEFAULT_CHANCE, BillOptions
+from fsdpplan.cli.options.goal import DEFAULT_CHANCE, BillOptions, PriceOptions
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.question import (
     ClusterOptions,
@@ -29,17 +29,17 @@ from fsdpplan.cli.resolve.found import Found, searched
 from fsdpplan.cli.resolve.inputs import Inputs, Known, case_of, question_of, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
-from fsdpplan.cost.bill import Bill, Draw, Terms, bill, chance_in_time, least_seconds
+from fsdpplan.cost.bill import Bill, bill, chance_in_time, least_seconds
 from fsdpplan.cost.goodput import goodput
 from fsdpplan.errors import NoFeasibleLayout, SpecError
-from fsdpplan.files.prices import price_of
+from fsdpplan.files.prices import price_of, require_provider
 from fsdpplan.run.known import known_draw
 from fsdpplan.search.objective import OBJECTIVES, Objective, Offer, best, frontier, leaner
 from fsdpplan.search.question import LEAST_GAIN_FRACTION, ObjectiveName
 from fsdpplan.search.scaling import doublings
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.plan import Failures, RankedLayout
+from fsdpplan.spec.plan import Draw, Failures, RankedLayout, Terms
 from fsdpplan.spec.training import TorchRelease
 from fsdpplan.topology import probe
 from fsdpplan.units import format_percent
@@ -101,8 +101,7 @@ def require_whole(goal: Goal, training: TrainingOptions, *, counts: int) -> None
             raise SpecError(
                 f"{flag(field.name)} is of a whole training: say its tokens, such as --tokens 2T"
             )
-    if given.price is not None and given.provider is not None:
-        raise SpecError("--price and --provider contradict each other: give one of them")
+    require_one_price(given)
     if given.deadline_chance is not None and given.deadline is None:
         raise SpecError("--deadline-chance is of a deadline: give one, such as --deadline 14d")
     needs = goal.best_by.needs if goal.objective else ()
@@ -128,6 +127,14 @@ def require_whole(goal: Goal, training: TrainingOptions, *, counts: int) -> None
         )
 
 
+def require_one_price(given: PriceOptions) -> None:
+    """Raise SpecError where two prices are said, or one of a provider that has none."""
+    if given.price is not None and given.provider is not None:
+        raise SpecError("--price and --provider contradict each other: give one of them")
+    if given.provider is not None:
+        require_provider(given.provider)
+
+
 def with_epochs(training: TrainingOptions, options: BillOptions) -> TrainingOptions:
     """The tokens of all passes."""
     if options.epochs is None or training.tokens is None:
@@ -135,19 +142,21 @@ def with_epochs(training: TrainingOptions, options: BillOptions) -> TrainingOpti
     return replace(training, tokens=math.ceil(training.tokens * options.epochs))
 
 
-def terms_of(goal: Goal, cluster: Cluster) -> Resolved[Terms]:
-    """What is known of money and energy on these machines. Raises SpecError where what is asked for
-    is not known."""
-    asked = goal.bill
-    price, draw = _price(goal, cluster), _draw(goal, cluster)
+def terms_of(goal: Goal, cluster: Cluster, *, known: Terms | None = None) -> Resolved[Terms]:
+    """What is known of money and energy on these machines: what is typed, over `known`, what a plan
+    says. Raises SpecError where what is asked for is not known."""
+    asked, known = goal.bill, known or Terms()
+    price = price_per_gpu_hour(asked, cluster, today=goal.today, known=known.price)
+    draw = _draw(goal, cluster, known)
     terms = Terms(
         price=price.value,
         draw=draw.value,
-        pue=asked.pue or 1.0,
-        co2_grams_per_kwh=asked.co2_per_kwh,
-        deadline_seconds=asked.deadline,
+        pue=asked.pue or known.pue,
+        co2_grams_per_kwh=_typed(asked.co2_per_kwh, known.co2_grams_per_kwh),
+        deadline_seconds=_typed(asked.deadline, known.deadline_seconds),
+        deadline_chance=_typed(asked.deadline_chance, known.deadline_chance),
     )
-    unsaid = draw.value is not None and asked.pue is None
+    unsaid = draw.value is not None and draw.value != known.draw and asked.pue is None
     return Resolved(
         value=terms,
         assumptions=(
@@ -159,12 +168,20 @@ def terms_of(goal: Goal, cluster: Cluster) -> Resolved[Terms]:
     )
 
 
-def _price(goal: Goal, cluster: Cluster) -> Resolved[float | None]:
-    provider = goal.bill.provider
+def _typed(typed: float | None, known: float | None) -> float | None:
+    return known if typed is None else typed
+
+
+def price_per_gpu_hour(
+    given: PriceOptions, cluster: Cluster, *, today: date, known: float | None = None
+) -> Resolved[float | None]:
+    """In dollars: what is typed, over `known`. Raises SpecError where a provider has no price of
+    these GPUs."""
+    provider = given.provider
     if provider is None:
-        return Resolved(value=goal.bill.price)
+        return Resolved(value=_typed(given.price, known))
     row = price_of(provider, cluster.device.name)
-    age = row.age_days(goal.today)
+    age = row.age_days(today)
     said = (
         f"${row.usd_per_gpu_hour:,.2f} a GPU hour, on demand at {provider} ({row.offer}): read on "
         f"{row.read_on}, {age:,} days ago (--price)"
@@ -177,12 +194,12 @@ def _price(goal: Goal, cluster: Cluster) -> Resolved[float | None]:
     )
 
 
-def _draw(goal: Goal, cluster: Cluster) -> Resolved[Draw | None]:
-    asked = any(getattr(goal.bill, name) is not None for name in ENERGY)
-    if not asked and goal.objective != "energy":
-        return Resolved(value=None)
+def _draw(goal: Goal, cluster: Cluster, known: Terms) -> Resolved[Draw | None]:
     if goal.bill.node_watts is not None:
         return Resolved(value=Draw(node_watts=goal.bill.node_watts))
+    asked = any(getattr(goal.bill, name) is not None for name in ENERGY)
+    if known.draw is not None or (not asked and goal.objective != "energy"):
+        return Resolved(value=known.draw)
     draw, said = known_draw(cluster)
     return Resolved(value=draw, assumptions=(said,))
 
@@ -305,9 +322,8 @@ def _with_first(found: Found, index: int, reason: str) -> Found:
     return replace(found, result=replace(result, listed=listed))
 
 
-def answered(goal: Goal, inputs: Inputs, found: Found) -> Answer:
+def answered(goal: Goal, inputs: Inputs, found: Found, terms: Resolved[Terms]) -> Answer:
     """On one number of GPUs, where `found` is not empty."""
-    terms = terms_of(goal, inputs.cluster)
     tried = [_tried(goal, inputs, found, terms.value)]
     if goal.objective == "headroom":
         tried += [_tried(goal, inputs, one, terms.value) for one in _leaner(inputs, tried[0])]

@@ -36,7 +36,7 @@ from fsdpplan.search.rules.legality import question_problem
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import BrokenRule, Case, Estimate, Failures
+from fsdpplan.spec.plan import BrokenRule, Case, Estimate, Failures, Terms
 from fsdpplan.spec.runtime import RuntimeName
 from fsdpplan.spec.torch_features import slower_without
 from fsdpplan.spec.training import Dropout, TorchRelease, Training, program_named
@@ -176,6 +176,13 @@ class Inputs:
     """Rules of the field that the layout breaks; None: none was judged."""
     failures: Failures | None = None
     """What was said of how the machines fail; None: nothing."""
+    terms: Terms | None = None
+    """What was said of the money, energy and time of the training; None: nothing."""
+
+    @property
+    def price_per_gpu_hour(self) -> float | None:
+        """In dollars; None: not said."""
+        return None if self.terms is None else self.terms.price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

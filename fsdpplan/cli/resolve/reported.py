@@ -42,7 +42,7 @@ from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import Question
 from fsdpplan.search.scaling import Curve, Point, knee_words
 from fsdpplan.spec.ledger import LEAST_STEPS, LedgerRow
-from fsdpplan.spec.plan import Estimate, Plan
+from fsdpplan.spec.plan import Estimate, Plan, Terms
 from fsdpplan.units import format_percent
 from fsdpplan.validate.calibrate.calibrated import measured_error
 
@@ -89,9 +89,10 @@ def content(
     if left is not None:
         came_of = after_sections(left, _learnt(left, evidence))
     inputs = as_planned(plan, evidence)
+    terms = terms_of(goal, plan.cluster, known=plan.terms).value
     found = (
-        *_bill(plan, goal, bills),
-        *_scaling(plan, options, bills, evidence, say),
+        *_bill(plan, goal, terms),
+        *_scaling(plan, options, terms, evidence, say),
         *([] if options.quick else _others(plan, inputs, say)),
     )
     return Content(
@@ -102,14 +103,13 @@ def content(
     )
 
 
-def _bill(plan: Plan, goal: Goal, bills: BillOptions) -> Iterator[Section]:
+def _bill(plan: Plan, goal: Goal, terms: Terms) -> Iterator[Section]:
     tokens = plan.training.tokens
     if tokens is None:
         return
-    training = replace(plan.training, tokens=round(tokens * (bills.epochs or 1)))
-    terms = terms_of(goal, plan.cluster).value
+    training = replace(plan.training, tokens=round(tokens * (goal.bill.epochs or 1)))
     found = bill(replace(plan.case, training=training), plan.estimate, terms)
-    section = bill_section(found, chance=goal.chance)
+    section = bill_section(found, chance=terms.deadline_chance or goal.chance)
     if section is not None:
         yield section
 
@@ -156,7 +156,7 @@ def _other_today(then: Estimate, now: Estimate) -> str:
 def _scaling(
     plan: Plan,
     options: ContentOptions,
-    bills: BillOptions,
+    terms: Terms,
     evidence: EvidenceOptions,
     say: Callable[[str], None],
 ) -> Iterator[Section]:
@@ -171,7 +171,7 @@ def _scaling(
         hardware=plan.cluster.name,
         scaling="strong",
         points=tuple(points),
-        price_per_gpu_hour=bills.price,
+        price_per_gpu_hour=terms.price,
     )
     section = scaling_section([curve])
     if section is None:

@@ -27,7 +27,14 @@ from fsdpplan.report.side_by_side import Compared, compare_report
 from fsdpplan.report.values import Report
 from fsdpplan.search.advice.difference import Priced, changed_inputs, difference
 from fsdpplan.search.advice.words import degrees, policy
-from fsdpplan.units import BILLION, format_count, format_gib, format_percent, format_seconds
+from fsdpplan.units import (
+    BILLION,
+    format_count,
+    format_gib,
+    format_money,
+    format_percent,
+    format_seconds,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +102,9 @@ def _table(entries: Sequence[Entry], width: int) -> str:
             )
         )
         rows.append(("GPU hours", *(f"{one.gpu_hours_for(number):,.0f}" for one in found)))
+        costs = [one.cost_for(number) for one in found]
+        if any(cost is not None for cost in costs):
+            rows.append(("cost", *("" if one is None else format_money(one) for one in costs)))
     headers = ("", *(entry.name for entry in entries))
     align = ("left", *("right" for _ in entries))
     return table(rows, headers=headers, align=align, width=width)

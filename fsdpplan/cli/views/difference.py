@@ -35,6 +35,7 @@ from fsdpplan.units import (
     format_bandwidth,
     format_count,
     format_gib,
+    format_money,
     format_percent,
     format_seconds,
 )
@@ -223,7 +224,16 @@ def _totals(before: Priced, after: Priced) -> list[tuple[str, str, str, str]]:
         rows.append(
             _row("GPU hours", *(f"{hour:,.0f}" for hour in hours), f"{hours[1] - hours[0]:+,.0f}")
         )
+        rows += _money(before.cost_for(tokens), after.cost_for(tokens))
     return rows
+
+
+def _money(before: float | None, after: float | None) -> list[tuple[str, str, str, str]]:
+    """What the training costs, where that is known of both."""
+    if before is None or after is None:
+        return []
+    more = f"{'+' if after >= before else '-'}{format_money(abs(after - before))}"
+    return [_row("cost", format_money(before), format_money(after), more)]
 
 
 def _row(*cells: str) -> tuple[str, str, str, str]:
@@ -317,6 +327,8 @@ class PricedJson(TypedDict):
     seconds_to_train: float | None
     """Null: the tokens to train are not known."""
     gpu_seconds_to_train: float | None
+    cost_to_train: float | None
+    """In dollars. Null: tokens or price are not known."""
 
 
 class ChangeOfTermJson(TypedDict):
@@ -360,6 +372,7 @@ def priced_document(one: Priced) -> PricedJson:
         "estimate": estimate_document(one.estimate),
         "seconds_to_train": None if tokens is None else one.seconds_for(tokens),
         "gpu_seconds_to_train": None if tokens is None else one.gpu_seconds_for(tokens),
+        "cost_to_train": None if tokens is None else one.cost_for(tokens),
     }
 
 

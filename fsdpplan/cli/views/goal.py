@@ -9,12 +9,12 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from fsdpplan.cli.resolve.goal import Answer, Goal, Tried, bill_of
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
-from fsdpplan.cost.bill import Bill, Terms, chance_in_time, seconds_of_chance
+from fsdpplan.cost.bill import Bill, chance_in_time, seconds_of_chance
 from fsdpplan.errors import NoFeasibleLayout
 from fsdpplan.files.plans import LayoutJson, layout_document
 from fsdpplan.search.advice.words import chance_words, degrees, differences
 from fsdpplan.search.objective import meets
-from fsdpplan.spec.plan import Interval
+from fsdpplan.spec.plan import Interval, Terms
 from fsdpplan.units import (
     format_count,
     format_gib,

@@ -173,7 +173,7 @@ def _require_passable_size(plan_json: str) -> None:
 def job_plan(plan: Plan) -> Plan:
     """The plan that a job carries: without the layouts that it does not run, and without what
     decided no more than an option of its trainer."""
-    return replace(plan, alternatives=(), failures=None)
+    return replace(plan, alternatives=(), failures=None, terms=None)
 
 
 def read_header(script: str) -> Header | None:

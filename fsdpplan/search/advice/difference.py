@@ -77,6 +77,8 @@ class Priced:
 
     case: Case
     estimate: Estimate
+    price_per_gpu_hour: float | None = None
+    """In dollars; None: not said."""
 
     @property
     def step(self) -> Step:
@@ -99,6 +101,11 @@ class Priced:
     def gpu_hours_for(self, tokens: int) -> float:
         """The same in the unit that is paid for."""
         return self.gpu_seconds_for(tokens) / 3600
+
+    def cost_for(self, tokens: int) -> float | None:
+        """The same in dollars; None: the price of a GPU hour was not said."""
+        price = self.price_per_gpu_hour
+        return None if price is None else self.gpu_hours_for(tokens) * price
 
 
 def difference(before: Priced, after: Priced) -> Difference:

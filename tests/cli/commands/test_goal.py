@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+import fsdpplan.api as api
 from fsdpplan.cli.app import exit_code_of
+from fsdpplan.files.plans import read_plan
+from fsdpplan.files.prices import price_of
+from fsdpplan.units import format_money
 from tests.cli.small import answer, on_a_machine_without_gpus, show, words
 
 MODEL = "--model llama-3.2-1b --hardware dgx-h100 --pp 1 --cp 1 --tp 1 --micro-batch 1 --no-ledger"
@@ -143,7 +147,7 @@ def test_each_option_changes_the_bill_as_it_says(capsys: pytest.CaptureFixture[s
         (f"{ASKED} --gpus 8 --price -2", 2, "--price"),
         (f"{ASKED} --gpus 8 --price nan", 2, "--price"),
         (f"{ASKED} --gpus 8 --price 2 --provider aws", 2, "contradict"),
-        (f"{ASKED} --gpus 8 --provider nowhere", 2, "nebius or runpod"),
+        (f"{ASKED} --gpus 8 --provider nowhere", 2, "oci or runpod"),
         (f"{ASKED} --gpus 8 --deadline 14", 2, "such as 14h"),
         (f"{ASKED} --gpus 8 --deadline 0d", 2, "above 0"),
         (f"{ASKED} --gpus 8 --deadline-chance 90%", 2, "--deadline 14d"),
@@ -223,3 +227,88 @@ def test_by_goodput_the_most_tokens_are_kept(capsys: pytest.CaptureFixture[str])
     rates = {gpus: row["tokens_per_second"] * row["kept_fraction"] for gpus, row in found.items()}
     assert rates[best] == max(rates.values())
     assert found[64]["kept_fraction"] < found[16]["kept_fraction"] < 1
+
+
+def test_a_plan_keeps_what_was_said_of_money(capsys: pytest.CaptureFixture[str]) -> None:
+    typed = "--price 2.50 --pue 1.2 --deadline 90d --deadline-chance 70%"
+    found = answer(
+        capsys, *words(f"recommend {MODEL} --gpus 16 --tokens 1T {typed} --save plan.json")
+    )
+    plan = read_plan("plan.json")
+    assert plan.terms is not None
+    assert (plan.terms.price, plan.terms.pue) == (2.5, 1.2)
+    assert (plan.terms.deadline_seconds, plan.terms.deadline_chance) == (90 * 86400, 0.7)
+    assert plan.terms.draw is not None
+    bill = found["goal"]["bills"][0]
+    # the same money and energy without typing it again
+    again = api.bill(plan)
+    assert again.cost is not None
+    assert again.energy_kwh is not None
+    assert again.cost.expected == pytest.approx(bill["cost"]["expected"])
+    assert again.energy_kwh.expected == pytest.approx(bill["energy_kwh"]["expected"])
+    then = answer(capsys, *words("what-if plan.json --gpus 32 --no-ledger"))
+    assert then["plan"]["cost_to_train"] == pytest.approx(bill["cost"]["expected"])
+    for answered in (then["same_layout"], then["best"]):
+        hours = answered["gpu_seconds_to_train"] / 3600
+        assert answered["cost_to_train"] == pytest.approx(hours * 2.5)
+    page = show(capsys, *words("report plan.json --out - --quick"))
+    assert format_money(bill["cost"]["expected"]) in page
+    assert "70.0 % are asked for" in page
+
+
+def test_a_price_holds_for_its_gpus_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    answer(capsys, *words(f"recommend {MODEL} --gpus 16 --tokens 1T --price 2.50 --save plan.json"))
+    other = answer(capsys, *words("what-if plan.json --hardware dgx-b200 --no-ledger"))
+    assert other["plan"]["cost_to_train"] is not None
+    assert other["best"]["cost_to_train"] is None
+    assert any("b200-sxm-180g is not known" in said for said in other["assumptions"])
+
+
+def test_plans_and_questions_are_compared_in_money(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = f"recommend {MODEL} --gpus 16 --tokens 1T"
+    answer(capsys, *words(f"{asked} --price 2.50 --save a.json"))
+    answer(capsys, *words(f"{asked} --save b.json"))
+    hours = [one["gpu_seconds_to_train"] / 3600 for one in _compared(capsys, "a.json b.json")]
+    said = [one["cost_to_train"] for one in _compared(capsys, "a.json b.json")]
+    assert said == [pytest.approx(hours[0] * 2.5), None]
+    for prices in ((3.0, 4.0), (5.0, 5.0)):
+        typed = ",".join(map(str, dict.fromkeys(prices)))
+        each = [one["cost_to_train"] for one in _compared(capsys, f"a.json b.json --price {typed}")]
+        assert each == [pytest.approx(h * p) for h, p in zip(hours, prices, strict=True)]
+    two = f"{MODEL} --gpus 16,32 --tokens 1T --provider lambda"
+    for one in _compared(capsys, two):
+        price = price_of("lambda", "h100-sxm-80g").usd_per_gpu_hour
+        assert one["cost_to_train"] == pytest.approx(one["gpu_seconds_to_train"] / 3600 * price)
+
+
+def _compared(capsys: pytest.CaptureFixture[str], what: str) -> Any:
+    no_ledger = "" if "--no-ledger" in what else " --no-ledger"
+    return answer(capsys, *words(f"compare {what}{no_ledger}"))["compared"]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        f"{ASKED} --gpus 16 --provider foo",
+        f"{ASKED} --gpus 8:64 --provider foo",
+        f"{ASKED} --min-gpus --provider foo",
+        f"{ASKED} --gpus 16 --hardware dgx-b300 --provider lambda".replace(
+            "--hardware dgx-h100 ", ""
+        ),
+        f"compare {MODEL} --gpus 16,32 --tokens 1T --provider foo",
+        f"compare {MODEL} --gpus 16,32 --price 2",
+    ],
+)
+def test_a_price_that_is_not_known_is_refused_before_the_search(
+    typed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("searched")
+
+    for module in ("recommend", "compare"):
+        monkeypatch.setattr(f"fsdpplan.cli.commands.{module}.searched", never)
+    monkeypatch.setattr("fsdpplan.cli.resolve.goal.searched", never)
+    monkeypatch.setattr("fsdpplan.cli.resolve.fewest.fits_at_all", never)
+    assert exit_code_of(words(typed)) == 2
+    said = capsys.readouterr().err
+    assert "--tokens" in said or "--price" in said
