@@ -353,7 +353,7 @@ def bill(
         raise SpecError(
             f"co2_grams_per_kwh must be at least 0 and below 10000, not {co2_grams_per_kwh!r}"
         )
-    typed = {
+    typed: dict[str, Any] = {
         "price": price,
         "draw": draw,
         "pue": pue,
