@@ -9,7 +9,7 @@ from pathlib import Path
 from fsdpplan.errors import SpecError
 from fsdpplan.files.profiles.catalogue import load_device, load_machines, load_node
 from fsdpplan.files.profiles.devices import DeviceProfile
-from fsdpplan.files.profiles.levels import LevelProfile, check_levels, levels_of
+from fsdpplan.files.profiles.levels import SOCKETS, LevelProfile, check_levels, levels_of
 from fsdpplan.files.profiles.nodes import (
     ClusterProfile,
     NodeProfile,
@@ -22,6 +22,7 @@ from fsdpplan.files.table import short
 from fsdpplan.spec.cluster import NVLINK, Cluster, Level, WeakSpot
 from fsdpplan.spec.nodes import VERBS, Network, compress_host_list
 from fsdpplan.spec.weak import weakened
+from fsdpplan.units import format_percent
 
 _MAX_GPUS = 1_000_000
 
@@ -158,6 +159,7 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
     count = _gpu_count(node, asked=flags.gpus, profiled=profiled)
     per_node = _gpus_per_node(node, gpus=count, asked=flags.gpus_per_node)
     chosen = _device(nodes, flags.device)
+    nodes, taken = _networked(nodes, flags) if count > per_node else (nodes, ())
     levels = levels_of(
         nodes.levels,
         gpus=count,
@@ -196,7 +198,35 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
     return LoadedCluster(
         cluster=cluster,
         sources=_used(named, cluster),
+        warnings=taken,
         leaves_idle=count > per_node and per_node < whole,
+    )
+
+
+def _networked(nodes: _Nodes, flags: Flags) -> tuple[_Nodes, tuple[str, ...]]:
+    """`nodes`, joined over TCP where their profile knows no network but `--inter-bw` says how fast
+    it is, and what was taken for that."""
+    if flags.inter_bandwidth_bytes_per_second is None or _have_network(nodes):
+        return nodes, ()
+    relative, _, name = SOCKETS.partition(":")
+    sockets = next(one for one in load_node(relative).levels if one.level.name == name)
+    said = (
+        f"{nodes.name} knows no network between its nodes: --inter-bw is taken as Ethernet over "
+        f"TCP, of which NCCL reaches {format_percent(sockets.level.bandwidth_fraction)} (another "
+        "network is declared in a cluster file: docs/guides/declare-a-cluster.md)"
+    )
+    network = Network(transport="ethernet", evidence="flag --inter-bw")
+    return replace(nodes, levels=(*nodes.levels, sockets), network=network), (said,)
+
+
+def _have_network(nodes: _Nodes) -> bool:
+    """Whether a level joins nodes, be it part of them."""
+    per_node = nodes.node.gpus_per_node or 0
+    return any(
+        level.joins == "cluster"
+        or level.domain_nodes is not None
+        or (level.domain_gpus or 0) > per_node
+        for level in nodes.levels
     )
 
 
@@ -328,7 +358,7 @@ def with_inter(cluster: Cluster, bytes_per_second: float) -> Cluster:
         )
     *inner, outer = cluster.levels
     below = inner[-1].domain_gpus if inner else 1
-    if below > cluster.gpus_per_node or not inner:
+    if below > cluster.gpus_per_node:
         raise SpecError(
             f"--inter-bw names one network between nodes, but {cluster.name} joins them by "
             f"{' and '.join(level.name for level in cluster.levels)}: change the profile instead"

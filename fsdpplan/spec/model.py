@@ -74,6 +74,8 @@ class RopeScaling:
     """What cosines and sines are multiplied by (yarn: attention_factor)."""
     score_factor: float = 1.0
     """What scores are multiplied by (DeepSeek: mscale, squared)."""
+    truncate: bool = True
+    """Of yarn: the ramp between slow and kept frequencies begins and ends at whole pairs."""
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, ("linear", "dynamic", "llama3", "yarn"))

@@ -85,6 +85,9 @@ class Runtime:
     joined_projections: bool = False
     """Projections that read the same input are one matrix: without sequence parallelism, tensor
     parallelism then reduces the gradient of that input once, not once a projection."""
+    repeats_kv_heads: bool = False
+    """Tensor parallelism may be wider than the key and value heads: ranks gather what all of them
+    projected and take their queries, and the keys and values that these share."""
     ring_attention: bool = False
     """Context parallelism passes keys and values around a ring beside attention, piece by piece;
     without, forward gathers them at once and only their gradients go around."""
@@ -207,6 +210,7 @@ MEGATRON = Runtime(
     joined_projections=True,
     fused_kernels=True,
     overlaps_weight_gradient=True,
+    repeats_kv_heads=True,
     ring_attention=True,
     spreads_experts=True,
     repeats_whole_block=True,
@@ -219,7 +223,8 @@ MEGATRON = Runtime(
     native_attention=True,
     source="Megatron-LM megatron/core/distributed/distributed_data_parallel_config.py, "
     "tensor_parallel/layers.py, tensor_parallel/random.py, parallel_state.py (expert_tensor_"
-    "parallel_size); overlaps of data parallelism as in NeMo nemo/collections/llm/recipes",
+    "parallel_size), transformer/attention.py (num_query_groups below the tensor-parallel ranks); "
+    "overlaps of data parallelism as in NeMo nemo/collections/llm/recipes",
 )
 MEGATRON_2020 = Runtime(
     name="megatron_2020",

@@ -118,6 +118,7 @@ class RopeScalingConfig:
     high: float = field(default=0.0, metadata={"least": 0})
     amplitude: float = 1.0
     score_factor: float = 1.0
+    truncate: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from fsdpplan.cost.network.placement import group_placement
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.files.profiles.catalogue import parse_profile, profile_text
+from fsdpplan.files.profiles.catalogue import load_node, parse_profile, profile_names, profile_text
 from fsdpplan.files.profiles.devices import DeviceProfile
 from fsdpplan.files.profiles.nodes import NodeProfile
 from fsdpplan.spec.cluster import Cluster
@@ -489,3 +489,57 @@ def _as_table(device: str) -> str:
             line = f"[device.{line[1:]}"
         lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(("gpus", "per_node"), [(8, 4), (7, 1), (16, None)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in profile_names("node")
+        if not any(level.joins == "cluster" for level in load_node(name).levels)
+        and load_node(name).device != "cpu"
+        and (load_node(name).gpus_per_node or 0) == 8
+    ],
+)
+def test_a_box_gets_the_network_that_is_said(name: str, gpus: int, per_node: int | None) -> None:
+    gigabit = 1e9 / 8
+    said = load_cluster(
+        name, gpus=gpus, gpus_per_node=per_node, inter_bandwidth_bytes_per_second=10 * gigabit
+    )
+    outer, sockets = said.cluster.levels[-1], load_node("lan-1xrtx4090").levels[-1].level
+    assert (outer.domain_gpus, outer.gpudirect) == (gpus, False)
+    assert outer.port_bandwidth_bytes_per_second == 10 * gigabit  # of each GPU
+    assert outer.ports == said.cluster.gpus_per_node
+    assert outer.bandwidth_fraction == sockets.bandwidth_fraction
+    assert said.cluster.network is not None
+    assert said.cluster.network.transport == "ethernet"
+    assert any("over TCP" in warning for warning in said.warnings)
+    assert f"cluster.levels.{outer.name}.port_bandwidth_bytes_per_second" in dict(said.sources)
+    with pytest.raises(SpecError, match="--inter-bw 10Gb/s"):
+        load_cluster(name, gpus=gpus, gpus_per_node=per_node)
+
+
+def test_a_level_of_ethernet_that_says_no_more_is_tcp(tmp_path: Path) -> None:
+    declared = """
+schema_version = 1
+kind = "cluster"
+name = "lab"
+description = "7 boxes on 2.5 Gb/s Ethernet"
+node = "pcie-8xrtx4090"
+gpus = { value = 56, source = "us" }
+
+[[levels]]
+name = "ethernet"
+joins = "cluster"
+ports = { value = 1, source = "us" }
+port_bandwidth_bytes_per_second = { value = 312.5e6, source = "us" }
+gpudirect = { value = false, source = "us" }
+
+[sources.us]
+what = "us"
+"""
+    lab = loaded(tmp_path, declared)
+    assert lab.levels[-1].bandwidth_fraction == pytest.approx(0.64)
+    with pytest.raises(SpecError, match="fitted_as is missing"):
+        loaded(tmp_path, declared.replace('"ethernet"', '"fabric"'))

@@ -97,6 +97,23 @@ def require_its_weights(plan: Plan, job: Job) -> None:
                 f"{begins} is not the plan's model: its {field.name} is {theirs!r}, the plan's "
                 f"{ours!r}; plan again with fsdpplan recommend --config {shlex.quote(begins)}"
             )
+    _require_computed(plan, Path(begins))
+
+
+def _require_computed(plan: Plan, folder: Path) -> None:
+    """Raise SpecError where the trainer would refuse the weights in `folder` when the job begins: a
+    family that it does not compute exactly, or weights that are quantised. A Python without torch
+    leaves it to the job."""
+    if find_spec("torch") is None:
+        return
+    from fsdpplan.trainer.config import parse_plan
+    from fsdpplan.trainer.errors import TrainerError
+    from fsdpplan.trainer.huggingface.load import require_loadable
+
+    try:
+        require_loadable(parse_plan(plan_json(plan)), folder)
+    except TrainerError as error:
+        raise SpecError(str(error)) from error
 
 
 def require_its_chats(job: Job) -> None:

@@ -85,6 +85,7 @@ def _block_calls(ways: Ways) -> tuple[BlockCall, ...]:
         calls += _tensor_parallel(case)
         calls += all_heads_norm_calls(case, _passes(layout))
         calls += _expert_gradient_calls(case)
+        calls += _shared_head_calls(case)
     if layout.cp > 1 and case.model.mixer == "A":
         attention = traded_heads_calls if case.trades_heads else _context_parallel
         calls += attention(case)
@@ -125,6 +126,29 @@ def _tensor_parallel(case: Case) -> Iterator[BlockCall]:
         yield from _backward_calls(case, network, size)
     if sums_before_products(training):
         yield from _latent_gradient_calls(case)
+
+
+def _shared_head_calls(case: Case) -> Iterator[BlockCall]:
+    """What ranks that share a key head gather of each other's projections, and in backward the
+    gradients of these.
+
+    Source: Megatron-LM megatron/core/transformer/attention.py, where num_query_groups is below the
+    tensor-parallel ranks: the joined projection is gathered whole, and a rank takes its part.
+    """
+    model, training, layout = case.model, case.training, case.layout
+    if model.mixer != "A" or model.latent or layout.tp <= model.kv_heads:
+        return
+    queries = model.heads * (2 if model.attention_gate else 1)  # its gate is made beside a query
+    width = model.head_dim * (queries + 2 * model.kv_heads)
+    tokens = local_tokens(training=training, layout=layout)
+    for when in (*_passes(layout), "backward"):
+        yield BlockCall(
+            when=when,
+            collective="reduce_scatter" if when == "backward" else "all_gather",
+            group=tp_group(layout),
+            dtype=training.activation_dtype,
+            call_bytes=tokens * width * DTYPE_BYTES[training.activation_dtype],
+        )
 
 
 def _latent_gradient_calls(case: Case) -> Iterator[BlockCall]:
@@ -338,8 +362,9 @@ def _context_parallel(case: Case) -> Iterator[BlockCall]:
 
 def _key_value_width(model: Model, layout: Layout) -> int:
     """Width of keys and values together on one tensor-parallel rank."""
-    width = model.query_dim + model.value_dim if model.latent else 2 * model.kv_dim
-    return -(-width // layout.tp)
+    if model.latent:
+        return -(-(model.query_dim + model.value_dim) // layout.tp)
+    return 2 * model.head_dim * -(-model.kv_heads // layout.tp)
 
 
 def _expert_parallel(case: Case) -> Iterator[BlockCall]:

@@ -137,9 +137,31 @@ def parse_hf_config(text: str, *, where: str, name: str) -> LoadedModel:
             raise
         raise SpecError(f"{where}: {error}") from error
     dropout = _dropout(table, notes)
+    notes += _left_out(table)
     if "quantization_config" in table.values:
         notes.append("quantization_config is left out: training keeps its weights in fp32")
     return LoadedModel(model=model, notes=tuple(notes), dropout=dropout)
+
+
+LEFT_OUT = {
+    "attn_logit_softcapping": "scores are not capped",
+    "final_logit_softcapping": "logits are not capped",
+    "swiglu_limit": "activations of experts are not clamped",
+}
+"""Keys that change what a forward pass computes, and what stands in its place here: time and memory
+hardly hang on them, and the trainer takes no published weights of such a model."""
+
+
+def _left_out(table: Table) -> list[str]:
+    places = [table.values]
+    if isinstance(inner := table.values.get("text_config"), dict):
+        places.append(inner)
+    return [
+        f"{key} {short(values[key])} is left out: {instead}"
+        for values in places
+        for key, instead in LEFT_OUT.items()
+        if values.get(key) is not None
+    ]
 
 
 def _dropout(table: Table, notes: list[str]) -> Dropout | None:

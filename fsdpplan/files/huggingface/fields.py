@@ -136,7 +136,6 @@ def rope_scaling(table: Table, *, of_scores: bool = False) -> RopeScaling | None
 
 
 def _yarn(rope: Table, factor: float, original: int, of_scores: bool) -> RopeScaling:
-    require_flag(rope, "truncate", True, "the trainer ramps between whole pairs")
     # 0 says the same as nothing
     mscale, of_all = (
         rope.number(key) if rope.values.get(key) else 0.0 for key in ("mscale", "mscale_all_dim")
@@ -153,6 +152,7 @@ def _yarn(rope: Table, factor: float, original: int, of_scores: bool) -> RopeSca
             rope, "attention_factor", _magnitude(factor, 1.0) if usual is None else usual
         ),
         score_factor=_magnitude(factor, of_all) ** 2 if of_scores and of_all else 1.0,
+        truncate=optional_flag(rope, "truncate", True),
     )
 
 

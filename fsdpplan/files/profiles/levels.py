@@ -45,6 +45,10 @@ _OWN_KEYS = (
     "usable_gpus",
     "oversubscription",
 )
+SOCKETS = "lan-1xrtx4090:ethernet"
+"""Node profile and level that say what NCCL reaches over TCP."""
+OVER_SOCKETS = ("ethernet", "tcp")
+"""Names of levels that are taken as TCP where nothing else is said of them."""
 LEAST_SHARE = 1 / 2
 """Of a domain of NVLink: jobs that cannot have equal shares as large fill domain after domain."""
 
@@ -82,6 +86,8 @@ def read_level(
     values: dict[str, Any] = {}
     named: dict[str, str] = {}
     fitted_as = table.text("fitted_as") if "fitted_as" in table.values else None
+    if fitted_as is None and name in OVER_SOCKETS and not {*LEVEL_FIT} & {*table.values}:
+        fitted_as = SOCKETS
     if fitted_as is not None:
         relative, relative_sources = _relative_level(table, fitted_as, relatives)
         values |= {field: getattr(relative.level, field) for field in LEVEL_LOAN}
@@ -269,8 +275,9 @@ def levels_of(
         joined = levels[-1].domain_gpus
         what = "one node" if joined <= per_node else "one domain"
         raise SpecError(
-            f"{name} is {what} of {joined} GPUs with no network to others: use --gpus {joined}, "
-            "or another --hardware"
+            f"{name} is {what} of {joined} GPUs with no network to others: use --gpus {joined}; "
+            "say how fast the network is, per GPU, such as --inter-bw 10Gb/s; or use another "
+            "--hardware"
         )
     return tuple(levels)
 

@@ -21,6 +21,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import MIXERS, Model
 from fsdpplan.spec.plan import Case
+from fsdpplan.spec.runtime import RUNTIMES
 from fsdpplan.spec.torch_features import lacking
 from fsdpplan.spec.training import DTYPE_BYTES, Training, program_named
 from fsdpplan.spec.values import replace
@@ -277,8 +278,16 @@ def _tensor_parallel(case: Case) -> Iterator[Problem]:
             yield Problem(
                 reason=f"tp does not divide {field}",
                 sentence=f"tp {layout.tp} does not divide {field} {value} of {case.model.name}; "
-                "use another --tp",
+                + _other_tp(case, field),
             )
+
+
+def _other_tp(case: Case, field: str) -> str:
+    """What to use in the place of a degree that does not divide a width."""
+    if field != "kv_heads" or case.layout.tp % case.model.kv_heads:
+        return "use another --tp"
+    repeat = [one.name for one in RUNTIMES if one.repeats_kv_heads]
+    return f"use another --tp; of the runtimes, {', '.join(repeat)} repeat these heads"
 
 
 def _split_widths(case: Case) -> dict[str, int]:
@@ -286,7 +295,7 @@ def _split_widths(case: Case) -> dict[str, int]:
     model, layout = case.model, case.layout
     widths = {
         "heads": model.heads,
-        "kv_heads": model.kv_heads,
+        "kv_heads": layout.tp if _repeats_kv_heads(case) else model.kv_heads,
         "ffn_hidden": model.ffn_hidden if model.dense_blocks else layout.tp,
         "seq_len": case.training.seq_len,
     }
@@ -299,6 +308,11 @@ def _split_widths(case: Case) -> dict[str, int]:
             widths["hidden of an expert"] = model.experts.hidden
         widths["hidden of the shared experts"] = model.experts.shared_hidden
     return widths
+
+
+def _repeats_kv_heads(case: Case) -> bool:
+    """Whether equally many ranks share each key and value head, as the runtime lets them."""
+    return case.training.traits.repeats_kv_heads and case.layout.tp % case.model.kv_heads == 0
 
 
 def _context_parallel(case: Case) -> Iterator[Problem]:

@@ -70,7 +70,7 @@ def rope_table(scaling: RopeScalingConfig | None) -> Config | None:
         table |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
     if scaling.kind == "yarn":
         table |= {"beta_slow": scaling.low, "beta_fast": scaling.high}
-        table |= {"attention_factor": scaling.amplitude}
+        table |= {"attention_factor": scaling.amplitude, "truncate": scaling.truncate}
         if scaling.score_factor != 1.0:  # DeepSeek's: (0.1 m ln(factor) + 1)^2
             of_all = (math.sqrt(scaling.score_factor) - 1) / (0.1 * math.log(scaling.factor))
             table |= {"mscale_all_dim": of_all}

@@ -78,8 +78,10 @@ def rotary_frequencies(width: int, config: ModelConfig, device: torch.device) ->
         turns = scaling.original_positions / (2 * math.pi)
         kept = frequencies * (turns / span) - scaling.low / span
     else:
-        first = math.floor(_pair_of(scaling.high, width, config.rope_theta, scaling))
-        last = math.ceil(_pair_of(scaling.low, width, config.rope_theta, scaling))
+        first = _pair_of(scaling.high, width, config.rope_theta, scaling)
+        last = _pair_of(scaling.low, width, config.rope_theta, scaling)
+        if scaling.truncate:
+            first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, width - 1)
         pairs = torch.arange(width // 2, device=device, dtype=torch.float32)
         kept = 1 - (pairs - first) / max(last - first, 1e-3)

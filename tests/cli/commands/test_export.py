@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
+from fsdpplan.errors import SpecError
+from fsdpplan.files.huggingface.config import DENSE_FAMILIES, parse_hf_config
+from fsdpplan.trainer.huggingface.families import FAMILIES
 from tests.schemas import obeys
 
 
@@ -62,3 +65,37 @@ def test_weights_of_another_model_are_told_before_the_queue(
     capsys.readouterr()
     assert exit_code_of(["emit-launch", "--init-from", "other"]) == 2
     assert "its rope_theta is 500000.0, the plan's 10000.0" in capsys.readouterr().err
+
+
+def test_weights_that_the_trainer_does_not_compute_are_told_before_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is priced: the job's own list of families refuses at `emit-launch`."""
+    monkeypatch.chdir(tmp_path)
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 256,
+    }
+    words = ["--hardware", "cpu", "--gpus", "1", "--seq-len", "32", "--global-batch", "2"]
+    for family in (*DENSE_FAMILIES, "gpt_oss"):
+        config = shape | {"model_type": family}
+        if family == "gpt_oss":
+            config |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+        try:
+            parse_hf_config(json.dumps(config), where="config.json", name=family)
+        except SpecError:
+            continue  # of other keys
+        (tmp_path / family).mkdir()
+        (tmp_path / family / "config.json").write_text(json.dumps(config))
+        assert exit_code_of(["estimate", "--config", family, *words]) == 0, family
+        assert exit_code_of(["recommend", "--config", family, *words]) == 0, family
+        expected = 0 if family in FAMILIES else 2
+        capsys.readouterr()
+        assert exit_code_of(["emit-launch", "--init-from", family]) == expected, family
+        if expected:
+            assert "does not compute exactly" in capsys.readouterr().err

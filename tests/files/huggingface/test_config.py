@@ -258,6 +258,18 @@ def test_what_the_plan_does_not_follow_is_noted() -> None:
     assert "tanh" in parse(GPT2 | {"activation_function": "gelu"}).notes[0]
 
 
+def test_what_changes_results_but_no_price_is_read_and_noted() -> None:
+    """Rules of the trainer refuse a launch, never a price."""
+    yarn = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+    for truncate in (True, False):
+        found = parse(LLAMA | {"rope_scaling": yarn | {"truncate": truncate}}).model.rope_scaling
+        assert found is not None
+        assert found.truncate is truncate
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "swiglu_limit"):
+        assert parse(LLAMA | {key: None}).notes == ()
+        assert f"{key} 30.0 is left out" in parse(LLAMA | {key: 30.0}).notes[0]
+
+
 def test_dynamic_positions_begin_where_the_model_says() -> None:
     scaled = {"rope_scaling": {"type": "dynamic", "factor": 8.0}, "max_position_embeddings": 4096}
     found = parse(LLAMA | scaled).model.rope_scaling

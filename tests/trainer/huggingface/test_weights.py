@@ -94,6 +94,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, biases": ("llama", WIDTHS | {"attention_bias": True, "mlp_bias": True}),
     "llama 3.1": ("llama", WIDTHS | {"rope_parameters": LLAMA3}),
     "llama, yarn": ("llama", WIDTHS | {"rope_parameters": YARN}),
+    "llama, yarn between pairs": (
+        "llama",
+        WIDTHS | {"rope_parameters": YARN | {"truncate": False}},
+    ),
     "llama, linear": (
         "llama",
         WIDTHS | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
