@@ -6,7 +6,9 @@ collectives, gradients and the peak of memory are those of the cluster, in secon
 
 What differs from CUDA: tensors are CPU tensors, with the norms' saved tensors as CUDA's kernels
 keep them; blocks are not compiled; DDP's C++ reducer is stood in for (fake_ddp); attention under
-context parallelism takes the CPU's all-to-all. Kernels' workspaces and NCCL's buffers are not seen.
+context parallelism takes the CPU's all-to-all; steps in fp8 are taken in bf16, and the compiled
+update of 8-bit AdamW leaves everything as it is. What a plan's rehearsal does not see for that is
+in its report (rehearsal.not_seen).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from ..optimizer import Recipe, make_optimizer
 from ..parallel.assemble import build_parts, finish
 from ..parallel.mesh import build_meshes
 from ..parallel.tied_tables import copied_parameters
+from ..precision import precisions
 from ..private_torch import fake_tensors, stated_pipeline_shapes
 from ..step import train_step
 from ..text.data import Sequences, micro_batches
@@ -38,6 +41,7 @@ from .fake_world import (
     fake_replicas,
     fake_world,
     nothing_to_draw,
+    updates_in_place,
 )
 from .live_bytes import LiveBytes
 
@@ -121,9 +125,15 @@ def rehearse_rank(
 
 
 def on_cpu(plan: PlanConfig) -> PlanConfig:
-    """The plan for CPU devices: fake CUDA tensors need a build of torch that has CUDA."""
+    """The plan for CPU devices: fake CUDA tensors need a build of torch that has CUDA, and products
+    in fp8 a device that has them, so steps in fp8 are taken in bf16."""
     device = replace(plan.cluster.device, kind="cpu")
-    return replace(plan, cluster=replace(plan.cluster, device=device))
+    training = plan.training
+    if "fp8" in precisions(training):
+        training = replace(
+            training, precision="bf16", precision_switch="none", fp8_all_gather=False
+        )
+    return replace(plan, cluster=replace(plan.cluster, device=device), training=training)
 
 
 @contextmanager
@@ -134,6 +144,8 @@ def fake_cluster(plan: PlanConfig, rank: int, *, cuda_like: bool) -> Iterator[No
         stack.enter_context(fake_replicas())
         stack.enter_context(nothing_to_draw())
         stack.enter_context(fused_attention())
+        if plan.training.optimizer == "adamw_8bit":
+            stack.enter_context(updates_in_place())
         if plan.layout.pp > 1:
             stack.enter_context(stated_pipeline_shapes())
         if cuda_like:

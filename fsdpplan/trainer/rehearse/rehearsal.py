@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +21,7 @@ from ..config import PlanConfig
 from ..errors import TrainerError
 from ..options import Options
 from ..parallel.mesh import place
+from ..precision import precisions
 from ..text.data import open_data
 from .counting import Call
 from .mismatch import GroupCalls, mismatches
@@ -34,13 +35,19 @@ MODE = "__torch_dispatch__"
 MOST_PROCESSES = 2
 """Ranks that are rehearsed at once: each takes up to 1 GB of memory."""
 
-DIFFERENCES = (
-    "tensors are CPU tensors, which keep for backward what CUDA's kernels do; their workspaces, "
-    "NCCL's buffers and fragmentation are not seen",
-)
+CUDA = "tensors are CPU tensors, which keep for backward what CUDA's kernels do"
 COMPILED = "blocks are not compiled, so they keep more for backward than compiled ones"
 RING = "attention exchanges heads (all-to-all), where CUDA passes keys and values around a ring"
 REDUCER = "DDP's C++ reducer is stood in for by its buckets and their reductions"
+
+OUTSIDE = "workspaces of CUDA's kernels, NCCL's buffers, fragmentation, and speed"
+FP8 = "steps in fp8, their casts and scales: a CPU has no such products, and steps are in bf16"
+FP8_GATHERS = "gathers of weights in fp8, and the all-reduce of their scales"
+UPDATE_8BIT = (
+    "the update of 8-bit AdamW, which is compiled: its state is made, its arithmetic is not run"
+)
+HOST = "copies between device and host, and what they keep on the device meanwhile"
+CHUNKS = "chunks in which async TP runs collectives beside products"
 
 
 class RehearsalFailed(TrainerError):
@@ -94,25 +101,40 @@ def rehearsed(
         "world": plan.layout.world,
         "torch_version": torch.__version__,
         "differences": differences(plan),
+        "not_seen": not_seen(plan),
         "mismatches": mismatches(plan.layout, calls_of),
         "ranks": [_in_short(each) for each in found],
     }
 
 
 def differences(plan: PlanConfig) -> list[str]:
-    """What a rehearsal of `plan` does not do as its devices will, in sentences."""
-    layout, switch = plan.layout, plan.training.precision_switch
-    if switch != "none":
-        before = differences(
-            replace(plan, training=replace(plan.training, precision_switch="none"))
-        )
-        return [*before, f"only steps in {plan.training.precision} are taken, none behind {switch}"]
-    if plan.cluster.device.kind != "cuda":
-        return [REDUCER] if layout.sharding == "ddp" else []
-    said = list(DIFFERENCES)
-    said += [COMPILED] if layout.compile else []
-    said += [RING] if layout.cp > 1 else []
-    return said + ([REDUCER] if layout.sharding == "ddp" and layout.pp == 1 else [])
+    """What a rehearsal of `plan` does in another way than its devices will, in sentences."""
+    layout = plan.layout
+    on_cuda = plan.cluster.device.kind == "cuda"
+    has_reducer = layout.sharding == "ddp" and layout.pp == 1 and layout.dp_replicate > 1
+    said = {
+        CUDA: on_cuda,
+        COMPILED: on_cuda and layout.compile,
+        RING: on_cuda and layout.cp > 1 and not plan.trades_heads,
+        REDUCER: has_reducer,
+    }
+    return [sentence for sentence, holds in said.items() if holds]
+
+
+def not_seen(plan: PlanConfig) -> list[str]:
+    """What of a job of `plan` its rehearsal says nothing about."""
+    training, layout = plan.training, plan.layout
+    on_cuda = plan.cluster.device.kind == "cuda"
+    has_fp8 = "fp8" in precisions(training)
+    said = {
+        FP8: has_fp8,
+        FP8_GATHERS: has_fp8 and training.fp8_all_gather,
+        UPDATE_8BIT: training.optimizer == "adamw_8bit",
+        HOST: on_cuda and layout.offload == "cpu",
+        CHUNKS: on_cuda and layout.async_tp,
+        OUTSIDE: on_cuda,
+    }
+    return [words for words, holds in said.items() if holds]
 
 
 def failures(report: Document) -> list[str]:
