@@ -30,6 +30,7 @@ from ..parallel.mesh import build_meshes
 from ..parallel.tied_tables import copied_parameters
 from ..precision import precisions
 from ..private_torch import fake_tensors, stated_pipeline_shapes
+from ..spikes import SpikeGuard
 from ..step import train_step
 from ..text.data import Sequences, micro_batches
 from ..text.packing import MicroBatch
@@ -112,6 +113,7 @@ def rehearse_rank(
     sequences: Sequences,
     recipe: Recipe,
     packs: bool = False,
+    on_spike: str = "none",
     stage: Stage | None = None,
 ) -> RankRehearsal:
     """Run a step of the plan, not its first, as `rank` of its world."""
@@ -121,7 +123,8 @@ def rehearse_rank(
     with fake_cluster(plan, rank, cuda_like=on_cuda):
         stage.name = "reading the data"
         batches = micro_batches(sequences, plan, first=0, rank=rank, device=CPU, packs=packs)
-        return measured(DecoderProgram(plan, batches, recipe, stage), rank, stage=stage)
+        program = DecoderProgram(plan, batches, recipe, stage, on_spike=on_spike)
+        return measured(program, rank, stage=stage)
 
 
 def on_cpu(plan: PlanConfig) -> PlanConfig:
@@ -158,8 +161,16 @@ class DecoderProgram:
     """The reference decoder, as `train.set_up` and `train.one_step` have it."""
 
     def __init__(
-        self, plan: PlanConfig, batches: list[MicroBatch], recipe: Recipe, stage: Stage
+        self,
+        plan: PlanConfig,
+        batches: list[MicroBatch],
+        recipe: Recipe,
+        stage: Stage,
+        *,
+        on_spike: str,
     ) -> None:
+        self.on_spike = on_spike
+        self.guard: SpikeGuard | None = None
         self.plan, self.batches, self.recipe = plan, batches, recipe
         self.first_step_differs = plan.layout.sharding == "ddp"
         stage.name = "making the process groups"
@@ -172,6 +183,9 @@ class DecoderProgram:
         self.assembled = finish(self.plan, CPU, self.meshes, self.model, self.parts, seed=0)
         optimizer = make_optimizer(self.model, self.recipe, copied_parameters(self.plan))
         self.batches = [as_fake(batch, mode) for batch in self.batches]
+        if self.on_spike != "none":
+            scales_loss = self.assembled.scaler is not None
+            self.guard = SpikeGuard(CPU, stages=self.plan.layout.pp, scales_loss=scales_loss)
         return optimizer
 
     def inputs(self) -> list[Tensor]:
@@ -186,6 +200,8 @@ class DecoderProgram:
             self.plan,
             clip_norm=recipe.clip_norm,
             expert_bias_rate=recipe.expert_bias_rate,
+            guard=self.guard,
+            skips_spikes=self.on_spike == "skip",
         )
 
     def save(self, optimizer: torch.optim.Optimizer) -> None:

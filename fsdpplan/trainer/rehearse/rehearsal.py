@@ -22,7 +22,7 @@ from ..errors import TrainerError
 from ..options import Options
 from ..parallel.mesh import place
 from ..precision import precisions
-from ..text.data import open_data
+from ..train import what_to_train_on
 from .counting import Call
 from .mismatch import GroupCalls, mismatches
 from .rank import RankRehearsal, Stage, rehearse_rank
@@ -50,6 +50,17 @@ HOST = "copies between device and host, and what they keep on the device meanwhi
 CHUNKS = "chunks in which async TP runs collectives beside products"
 
 
+OUTSIDE_OF_STEPS = {
+    "eval_data": "the evaluation on held-out data",
+    "init_from": "the reading of published weights",
+    "export_hf": "the export of the trained model",
+    "checkpoint_dir": "the writing and reading of checkpoints, beyond the state that they hold",
+    "profile": "the profile",
+    "memory_snapshot": "the record of allocations",
+}
+"""What these options of the trainer do between steps."""
+
+
 class RehearsalFailed(TrainerError):
     """A rank could not go through; the job would not either."""
 
@@ -58,7 +69,7 @@ class RehearsalFailed(TrainerError):
 
 def rehearse_ranks(plan: PlanConfig, options: Options) -> None:
     """Rehearse the ranks that the options name, report, raise if one failed."""
-    report = _report_of_build(plan, options) if options.build else _report_of_plan(plan, options)
+    report = _report_of_build(plan, options) if options.build else report_of_plan(plan, options)
     if options.report is None:
         print(json.dumps(report, indent=1))
     else:
@@ -74,16 +85,26 @@ def _report_of_build(plan: PlanConfig, options: Options) -> Document:
     return rehearse_model(load_build(options.build), plan, ranks=options.rehearse)
 
 
-def _report_of_plan(plan: PlanConfig, options: Options) -> Document:
-    sequences = open_data(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
+def report_of_plan(plan: PlanConfig, options: Options) -> Document:
+    sequences = what_to_train_on(plan, options)
     recipe = options.recipe(plan)
 
     def one(rank: int, stage: Stage) -> RankRehearsal:
         return rehearse_rank(
-            plan, rank, sequences=sequences, recipe=recipe, packs=options.pack, stage=stage
+            plan,
+            rank,
+            sequences=sequences,
+            recipe=recipe,
+            packs=options.pack,
+            on_spike=options.on_spike,
+            stage=stage,
         )
 
-    return rehearsed(plan, options.rehearse, one)
+    report = rehearsed(plan, options.rehearse, one)
+    report["not_seen"] += [
+        words for name, words in OUTSIDE_OF_STEPS.items() if getattr(options, name)
+    ]
+    return report
 
 
 def rehearsed(
