@@ -18,6 +18,7 @@ from fsdpplan.cost.memory.activations import (
     mean_saved_bytes,
 )
 from fsdpplan.cost.memory.ledger import (
+    adds_in_fp32,
     embedding_gradient_bytes,
     grows_in_backward,
     holds_gradients,
@@ -437,15 +438,20 @@ def saved_bytes_a_block(case: Case) -> dict[ActivationCheckpointing, int]:
 
 def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> int:
     """Gradients of DDP beside its buckets: those of micro-batches that are not reduced stay where
-    backward makes them, and are copied when the last one is.
+    backward makes them, and are copied when the last one is. In place of those, and beside whole
+    gradients without DDP, fp32 sums of those in bf16.
 
     Seen of torch 2.13's DistributedDataParallel with gradient_as_bucket_view, under no_sync, with
     gradients that are freed after each step.
     """
     by_ddp = layout.sharding == "ddp" and layout.pp == 1 and not training.traits.half_parameters
-    by_ddp &= not is_without_ddp(training=training, layout=layout)
-    accumulates = layout.gradient_sync == "last" and layout.num_microbatches > 1
+    is_bare = is_without_ddp(training=training, layout=layout)
     of = formats(training=training, layout=layout)
+    if by_ddp and adds_in_fp32(training=training, layout=layout):
+        # without DDP's buckets, a gradient takes the place of its sum
+        return (FP32_BYTES - of.kept_gradient * int(is_bare)) * elements
+    by_ddp &= not is_bare
+    accumulates = layout.gradient_sync == "last" and layout.num_microbatches > 1
     return of.kept_gradient * elements if by_ddp and accumulates else 0
 
 
