@@ -84,9 +84,15 @@ def _layouts(name: str, values: tuple[Any, ...], **beside: Any) -> list[Choice]:
     return [Choice(name=f"{name} {value}", layout={**beside, name: value}) for value in values]
 
 
-PIPE = {"pp": 2, "dp_shard": 1, "num_microbatches": 4, "gradient_sync": "last"}
+PIPE = {
+    "pp": 2,
+    "dp_shard": 1,
+    "num_microbatches": 4,
+    "gradient_sync": "last",
+    "reshard_after_forward": "never",
+}
 HSDP = {"dp_replicate": 2, "dp_shard": 2}
-SPLIT = {"tp": 2, "dp_shard": 2}
+SPLIT = {"tp": 2, "dp_shard": 2, "sequence_parallel": True, "loss_parallel": True}
 EXPERTS = {"experts": Experts(experts=4, active=2, hidden=64)}
 
 CHOICES: tuple[Choice, ...] = (
@@ -133,10 +139,8 @@ CHOICES: tuple[Choice, ...] = (
     *_layouts("compile", (True,)),
     *_layouts("loss_chunks", (4,)),
     *_layouts("ddp_bucket_bytes", (20_000,), **DDP),
-    *_layouts("tp", (2,), dp_shard=2),
-    *_layouts("sequence_parallel", (True,), **SPLIT),
-    *_layouts("loss_parallel", (True,), **SPLIT),
-    *_layouts("async_tp", (True,), sequence_parallel=True, compile=True, **SPLIT),
+    Choice(name="tp 2 with sequence_parallel and loss_parallel", layout=SPLIT),
+    *_layouts("async_tp", (True,), **{**SPLIT, "compile": True}),
     *_layouts("cp_attention", get_args(CpAttention), cp=2),
     Choice(name="ep 2", layout={"ep": 2}, model=EXPERTS),
     *(

@@ -25,6 +25,7 @@ from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.training import Optimizer, ParamDtype, Precision, ReduceDtype, Training
 from fsdpplan.trainer.config import load_plan
 from fsdpplan.trainer.options import Options, parse_options
+from fsdpplan.trainer.parallel.support import require_runnable
 from fsdpplan.trainer.rehearse import rehearsal
 from fsdpplan.trainer.rehearse.rehearsal import OUTSIDE_OF_STEPS
 from tests.run.rehearse.rehearsable import CHOICES, TRAINER_OPTIONS, Choice
@@ -34,14 +35,15 @@ ALL = {choice.name: choice for choice in (*CHOICES, *TRAINER_OPTIONS)}
 
 HEAD = """# What rehearses
 
-<!-- about: Every optimizer, precision and option of the trainer beside what a rehearsal says of it. -->
+<!-- about: Every optimizer, precision and option beside what `rehearse` says of it. -->
 
-Each row is a tiny plan for GPUs that a test rehearses (`tests/run/rehearse/test_every_option.py`). "As predicted":
-every rank goes through a step, calls each collective as often and with as many bytes as predicted, and no two would wait
-for each other. What the last column names of a row is in every rehearsal of such a plan under "Not seen", and in
-`not_seen` of its JSON; for all plans for GPUs that is also: {outside}.
+Each row is a tiny plan for GPUs that a test rehearses (`tests/run/rehearse/test_every_option.py`).
+"As predicted": every rank goes through a step, calls each collective as often and with as many
+bytes as predicted, and no two would wait for each other. The last column is what `rehearse` names
+of such a plan as done in another way or not seen (`differences` and `not_seen` in its JSON). For
+all plans for GPUs that is also: {outside}.
 
-| choice | verdict | not seen, beside that |
+| choice | verdict | in another way, or not seen |
 |---|---|---|
 """
 
@@ -95,6 +97,7 @@ def found_of(choice: Choice) -> Rehearsal:
             words = ["--plan", str(path), "--rehearse", numbers, *choice.options]
             options = parse_options(words)
             read = load_plan(options.plan)
+            require_runnable(read)
             return json.loads(json.dumps(rehearsal.report_of_plan(read, options)))
 
     original, program._report = program._report, report
@@ -108,6 +111,8 @@ def found_of(choice: Choice) -> Rehearsal:
 def row_of(choice: Choice, found: Rehearsal) -> str:
     """A line of the page."""
     verdict = "as predicted" if found.agrees else "; ".join(found.said)
+    if "--on-spike" in choice.options and not (found.errors or found.mismatches):
+        verdict = "goes through a step; its all-reduce is the run's own, and in no prediction"
     more = [words for words in found.not_seen if words != rehearsal.OUTSIDE]
     return f"| `{choice.name}` | {verdict} | {'; '.join((*found.differences[1:], *more)) or '-'} |"
 
