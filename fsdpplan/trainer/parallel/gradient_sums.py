@@ -46,8 +46,8 @@ class GradientSums:
                     self._move(parameter, is_last=is_last)
         if is_last:
             # of parameters that the last micro-batch did not use
-            for parameter, total in self._sums.items():
-                parameter.grad = total.to(parameter.dtype)
+            for unused, total in self._sums.items():
+                unused.grad = total.to(unused.dtype)
             self._sums.clear()
 
     def _take(self, parameter: Tensor) -> None:
