@@ -82,8 +82,9 @@ fuzz: $(VENV)/.dev  ## 1,500 bad inputs and 200 signals at random moments, in a 
 browser: $(VENV)/.dev  ## open reports of all sizes in Chromium, at all widths, light and dark
 	$(BIN)/python -m pytest -n 0 --whole tests/report
 
-rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, in about half an hour
+rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, and sixty with units of several blocks, in about half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans $(PLANS) --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans 60 --seed $(SEED) --wraps
 
 package: $(VENV)/.dev  ## build the wheel and the source archive, and try both in clean environments
 	$(BIN)/python -m tests.packages --out dist
