@@ -140,10 +140,10 @@ def planned(asked: Drawn) -> Plan | None:
 def plans(
     seed: int, most_layers: int = MOST_LAYERS, *, wraps: bool = False
 ) -> Iterator[tuple[Drawn, Plan]]:
-    """Questions with an answer."""
+    """Questions with an answer that the trainer can run."""
     for asked in (wrapped if wraps else questions)(seed, most_layers):
         plan = planned(asked)
-        if plan is not None:
+        if plan is not None and plan.estimate.runnable:
             yield asked, plan
 
 
