@@ -12,8 +12,6 @@ from dataclasses import replace
 from fsdpplan.cost.kernels.head import head_sizes
 from fsdpplan.cost.memory.activations import (
     BlockActivations,
-    documents_one_by_one,
-    masked_share,
     mean_activations,
     mean_saved_bytes,
 )
@@ -35,6 +33,7 @@ from fsdpplan.cost.memory.weight_gradients import (
     split_backward_bytes,
     weight_gradient_bytes,
 )
+from fsdpplan.cost.model.attention_kernel import documents_one_by_one, masked_share
 from fsdpplan.cost.model.block_sizes import FP32_BYTES, BlockShape
 from fsdpplan.cost.model.formats import (
     formats,
@@ -398,7 +397,9 @@ def _block_shape(case: Case) -> BlockShape:
         ep=layout.ep,
         experts_over_tp=layout.experts_over_tp,
         packed=training.packed,
-        one_by_one=documents_one_by_one(model=case.model, training=training),
+        one_by_one=documents_one_by_one(
+            model=case.model, training=training, device=case.cluster.device
+        ),
     )
 
 
@@ -418,7 +419,7 @@ def activations_of_block(case: Case) -> BlockActivations:
     of = formats(training=training, layout=layout)
     return mean_activations(
         _block_shape(case),
-        masked=masked_share(model=model, training=training),
+        masked=_masked_share(case),
         mode=layout.activation_checkpointing,
         weight_gradients=weight_gradients_of(training=training, layout=layout),
         experts_reduction=_experts_apart(
@@ -432,7 +433,12 @@ def activations_of_block(case: Case) -> BlockActivations:
 def saved_bytes_a_block(case: Case) -> dict[ActivationCheckpointing, int]:
     """What one block keeps of a micro-batch for its backward pass, by what it recomputes."""
     shape = _block_shape(case)
-    return mean_saved_bytes(shape, masked=masked_share(model=case.model, training=case.training))
+    return mean_saved_bytes(shape, masked=_masked_share(case))
+
+
+def _masked_share(case: Case) -> float:
+    device = case.cluster.device
+    return masked_share(model=case.model, training=case.training, device=device)
 
 
 def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> int:

@@ -167,7 +167,11 @@ def compared_rank(
 def _memory(plan: Plan, stage: Stage, pipeline_rank: int, *, compiled: bool) -> MemoryBreakdown:
     layout = plan.layout if compiled else replace(plan.layout, compile=False)
     in_flight = in_flight_blocks(model=plan.model, layout=plan.layout)[pipeline_rank]
-    return stage_memory(replace(plan.case, layout=layout), stage, in_flight_blocks=in_flight)
+    case = replace(plan.case, layout=layout)
+    if not compiled:  # the trainer takes fake tensors for those of a recent GPU's
+        device = replace(plan.cluster.device, kind="cuda", vendor="nvidia", compute_capability=None)
+        case = replace(case, cluster=replace(plan.cluster, device=device))
+    return stage_memory(case, stage, in_flight_blocks=in_flight)
 
 
 def _padding_bytes(plan: Plan, stage: Stage, rank: int, fullest: MemoryBreakdown) -> int:
