@@ -21,7 +21,7 @@ from .checkpoint.progress import Progress, recorded
 from .checkpoint.runs import CheckpointFailed, Checkpoints
 from .config import PlanConfig, load_plan
 from .errors import RankError, TrainerError, TrainingDiverged
-from .evaluation import evaluate, held_out, said
+from .evaluation import evaluate, find_shares, held_out, said
 from .huggingface.export import Exported, export, exported
 from .huggingface.load import load_published, require_loadable
 from .optimizer import Recipe, make_optimizer, set_learning_rate
@@ -366,13 +366,16 @@ def one_step(run: TrainingRun) -> int:
     data_began = time.perf_counter()
     batches = run.feed.take(run.progress.sequences)
     data_seconds = time.perf_counter() - data_began
+    if run.progress.step == 0:
+        with run.watch.own_time.apart():
+            find_shares(run.assembled, batches, run.plan, run.recipe.balance)
     output = train_step(
         run.assembled,
         run.optimizer,
         batches,
         run.plan,
         clip_norm=run.recipe.clip_norm,
-        expert_bias_rate=run.recipe.expert_bias_rate,
+        balance=run.recipe.balance,
         guard=run.guard,
         skips_spikes=run.options.on_spike == "skip",
     )

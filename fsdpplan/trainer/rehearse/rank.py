@@ -173,7 +173,7 @@ class DecoderProgram:
             self.batches,
             self.plan,
             clip_norm=recipe.clip_norm,
-            expert_bias_rate=recipe.expert_bias_rate,
+            balance=recipe.balance,
         )
 
     def save(self, optimizer: torch.optim.Optimizer) -> None:

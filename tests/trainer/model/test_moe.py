@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsdpplan.trainer.config import ExpertsConfig, RouterConfig
 from fsdpplan.trainer.model import moe
-from fsdpplan.trainer.model.balance import BALANCE_SPEED, balance_experts
+from fsdpplan.trainer.model.balance import BALANCE_SPEED, Balance, balance_experts
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.feed_forward import activate
 from fsdpplan.trainer.model.moe import GroupedExperts, MixtureOfExperts, balanced, padded_places
@@ -182,8 +182,10 @@ def test_busy_experts_are_chosen_less_and_idle_ones_more() -> None:
     counts = first.counts.clone()
     assert counts.sum() == second.counts.sum() == 2 * 2 * 20
     busiest = max(first.counts.max(), second.counts.max())
-    imbalance = balance_experts(decoder, None)
-    assert imbalance == busiest / (80 / 6)
+    moved = Balance(bias_rate=BALANCE_SPEED)
+    found = balance_experts(decoder, None, decoder.config, moved)
+    assert found.imbalance == busiest / (80 / 6)
+    assert found.auxiliary_loss is None
     expected = BALANCE_SPEED * torch.sign(80 / 6 - counts)
     torch.testing.assert_close(first.expert_bias, expected)
     assert not first.counts.any()
@@ -204,15 +206,16 @@ def test_a_router_that_prefers_one_expert_is_balanced_in_time() -> None:
     spread = []
     for _ in range(60):
         built(x)
-        found = balance_experts(built, None)
-        assert found is not None
-        spread.append(float(found))
+        found = balance_experts(built, None, tiny().config, Balance(bias_rate=BALANCE_SPEED))
+        assert found.imbalance is not None
+        spread.append(float(found.imbalance))
     assert spread[0] > 2
     assert min(spread[-20:]) < 1.5
 
 
 def test_a_dense_model_has_nothing_to_balance() -> None:
-    assert balance_experts(Decoder(plans.config_of()), None) is None
+    dense = Decoder(plans.config_of())
+    assert balance_experts(dense, None, dense.config, Balance()).imbalance is None
 
 
 @settings(max_examples=20, deadline=None)
