@@ -190,6 +190,8 @@ class Options:
         if not has_softmax_router(plan.model) or bias_rate > 0:
             return 0.0
         published = None if self.init_from is None else read_coefficient(self.init_from)
+        if published is None and plan.model.experts is not None:
+            published = plan.model.experts.router.aux_loss_coef
         return AUXILIARY_COEFFICIENT if published is None else published
 
     def _require_meaning(self, plan: PlanConfig) -> None:

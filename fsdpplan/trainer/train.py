@@ -22,7 +22,13 @@ from .checkpoint.runs import CheckpointFailed, Checkpoints
 from .config import PlanConfig, load_plan
 from .errors import RankError, TrainerError, TrainingDiverged
 from .evaluation import evaluate, find_shares, held_out, said
-from .huggingface.export import Exported, export, exported
+from .huggingface.export import (
+    Exported,
+    export,
+    exported,
+    require_biases_kept,
+    require_no_bias_lost,
+)
 from .huggingface.load import load_published, require_loadable
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
@@ -176,7 +182,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     """Everything up to the first step."""
     recipe = options.recipe(plan)
     meshes = try_cluster(plan, options)
-    publication = what_to_publish(plan, options)
+    publication = what_to_publish(plan, options, recipe)
     device = start(plan)
     require_every_precision(plan, device)
     # behind the start, since one rank makes an index while the others wait
@@ -196,6 +202,8 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     optimizer = make_optimizer(assembled.model, recipe, copied_parameters(plan))
     checkpoints = open_checkpoints(plan, options)
     progress = begin_or_resume(plan, options, recipe, checkpoints, assembled.model, optimizer)
+    if publication is not None:
+        require_no_bias_lost(assembled.model, publication, plan.model)
     if assembled.scaler is not None and progress.scaler_state:
         assembled.scaler.load(progress.scaler_state)
     require_same_data(progress.data_state, data)
@@ -249,11 +257,11 @@ def first_weights(plan: PlanConfig, options: Options) -> Callable[[nn.Module], N
     return lambda model: load_published(model, plan, folder)
 
 
-def what_to_publish(plan: PlanConfig, options: Options) -> Exported | None:
+def what_to_publish(plan: PlanConfig, options: Options, recipe: Recipe) -> Exported | None:
     """What the end of the run writes for others; None: nothing."""
     if options.export_hf is None:
         return None
-    return exported(
+    what = exported(
         plan.model,
         plan.training.precision,
         options.export_hf,
@@ -261,6 +269,8 @@ def what_to_publish(plan: PlanConfig, options: Options) -> Exported | None:
         seq_len=plan.training.seq_len,
         dropout=plan.training.dropout,
     )
+    require_biases_kept(what, plan.model, rate=recipe.expert_bias_rate)
+    return what
 
 
 def publish(run: TrainingRun) -> None:
