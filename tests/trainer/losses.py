@@ -141,7 +141,7 @@ def reference(
 
 
 class Routed:
-    """What the routers of a decoder say meanwhile, and which experts are chosen by it."""
+    """What the routers of a decoder say in some forward passes, and whom tokens choose by it."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.mixtures = mixtures(decoder)
@@ -160,14 +160,13 @@ class Routed:
 
     def shares(self) -> torch.Tensor:
         """The part of all tokens that each expert is chosen by, in the mean over all mixtures."""
-        chosen = [
-            (logits.softmax(-1) + mixture.expert_bias).topk(mixture.config.active).indices
-            for mixture, logits in zip(self.mixtures, self.logits, strict=True)
-        ]
         experts = self.mixtures[0].config.experts
-        return torch.stack(
-            [torch.bincount(each.flatten(), minlength=experts) / len(each) for each in chosen]
-        ).mean(0)
+        shares = []
+        for number, mixture in enumerate(self.mixtures):
+            logits = torch.cat(self.logits[number :: len(self.mixtures)])
+            chosen = (logits.softmax(-1) + mixture.expert_bias).topk(mixture.config.active).indices
+            shares.append(torch.bincount(chosen.flatten(), minlength=experts) / len(logits))
+        return torch.stack(shares).mean(0)
 
     def auxiliary_loss(self, shares: torch.Tensor) -> torch.Tensor:
         """With what is known of the choices."""

@@ -191,6 +191,32 @@ def test_busy_experts_are_chosen_less_and_idle_ones_more() -> None:
     assert not first.counts.any()
 
 
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+@pytest.mark.parametrize("hidden", [24, 23], ids=["one kernel", "a loop"])
+def test_real_tokens_are_as_if_nothing_filled_up_their_rows(mlp: str, hidden: int) -> None:
+    """Outputs, gradients, loads, and what presses the router."""
+    built = mixture(mlp, hidden, bias=True, router_bias=True, shared_hidden=8)
+    built.is_pressed = True
+    built.pressure.copy_(torch.randn(5))
+    x = torch.randn(2, 9, HIDDEN)
+    real = torch.arange(9).expand(2, 9) < torch.tensor([[9], [2]])
+    found = []
+    for rows, mask in ((x[real][None], None), (x, real)):
+        leaf = rows.clone().requires_grad_()
+        out = built(leaf, mask)
+        kept = out[0] if mask is None else out[mask]
+        gradients = torch.autograd.grad(kept.square().sum(), [leaf, *built.parameters()])
+        of_x = gradients[0][0] if mask is None else gradients[0][mask]
+        if mask is not None:
+            assert not gradients[0][~mask].any()
+        found.append(
+            [kept, of_x, *gradients[1:], built.counts.clone(), built.probabilities.clone()]
+        )
+        built.counts.zero_()
+        built.probabilities.zero_()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
 def test_biases_are_saved_and_counts_are_not() -> None:
     names = tiny().state_dict()
     assert "layers.1.feed_forward.expert_bias" in names
