@@ -109,7 +109,7 @@ class Readings:
         data_seconds: float,
     ) -> None:
         """Keep what a step has left; nothing is read."""
-        values = [output.loss, output.grad_norm]
+        values: list[Tensor | None] = [output.loss, output.grad_norm]
         balanced = output.balanced
         values += [None] * 2 if balanced is None else [balanced.imbalance, balanced.auxiliary_loss]
         values += [None, None] if scaler is None else [scaler.scale, scaler.good_steps]

@@ -63,9 +63,10 @@ def read_coefficient(folder: Path) -> float | None:
         config = read_config(folder)
     except TrainerError:  # which loading it raises again
         return None
-    found = next((config[key] for key in COEFFICIENTS if key in config), None)
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    return float(found) if is_number and found >= 0 else None
+    for found in (config[key] for key in COEFFICIENTS if key in config):
+        if isinstance(found, int | float) and not isinstance(found, bool) and found >= 0:
+            return float(found)
+    return None
 
 
 def require_loadable(plan: PlanConfig, folder: Path) -> str:

@@ -149,7 +149,8 @@ def _keep_shares(
     for mixture in here:
         mixture.expert_shares.copy_(chosen)
         mixture.probabilities.zero_()
-    return config.experts.experts * (chosen * probable).sum()
+    auxiliary_loss: Tensor = config.experts.experts * (chosen * probable).sum()
+    return auxiliary_loss
 
 
 def _over_data(of_blocks: list[Tensor], meshes: Meshes | None) -> Tensor:

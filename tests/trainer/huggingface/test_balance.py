@@ -97,7 +97,8 @@ def test_the_auxiliary_loss_and_its_gradient_are_those_of_transformers(
     masked = (counted != -100).sum()[None] if masks else None
     pieces = zip(*(part.chunk(micro_batches) for part in (inputs, counted, real)), strict=True)
     batches = [
-        MicroBatch(*each[:2], masked=masked, real=each[2] if masks else None) for each in pieces
+        MicroBatch(tokens, follow, masked=masked, real=mask if masks else None)
+        for tokens, follow, mask in pieces
     ]
     balance = Balance(auxiliary=COEFFICIENT)
     find_shares(ours, batches, plan, balance)
