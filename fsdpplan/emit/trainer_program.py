@@ -264,8 +264,19 @@ class Trainer:
     expert_bias_rate: Annotated[
         float | None,
         Option(
-            help="What a step moves a bias that balances experts by. Default: 0.001; 0: they are "
-            "not balanced.",
+            help="What a step moves a bias that balances experts by; 0: it stays. Default: 0.001 "
+            "where their scores are sigmoids (DeepSeek-V3), else 0.",
+            metavar="0.001",
+            example="0.001",
+            least=0,
+        ),
+    ] = None
+    router_aux_loss_coef: Annotated[
+        float | None,
+        Option(
+            help="Of the auxiliary loss that balances experts; 0: none. Default: where their "
+            "scores are a softmax (Mixtral, Qwen) and no bias balances them, what the model's "
+            "config says, or 0.001; else 0.",
             metavar="0.001",
             example="0.001",
             least=0,
@@ -516,9 +527,16 @@ def require_meaning(program: Trainer, training: Training, model: Model) -> None:
             f"--adamw {program.adamw} is of AdamW, and the plan's optimizer, adamw_8bit, has a "
             "kernel of its own: leave it out"
         )
-    if program.expert_bias_rate is not None and model.experts is None:
+    for name in ("expert_bias_rate", "router_aux_loss_coef"):
+        if _is_given(program, name) and model.experts is None:
+            raise SpecError(
+                f"--{name.replace('_', '-')} balances experts, and {model.name} has none: leave it "
+                "out"
+            )
+    if program.router_aux_loss_coef and model.experts and model.experts.router.scores != "softmax":
         raise SpecError(
-            f"--expert-bias-rate balances experts, and {model.name} has none: leave it out"
+            f"--router-aux-loss-coef is of routers with a softmax, and {model.name} scores its "
+            "experts by sigmoids, which biases balance: leave it out, and see --expert-bias-rate"
         )
 
 

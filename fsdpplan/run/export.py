@@ -10,16 +10,20 @@ from fsdpplan.errors import LaunchError, SpecError
 from fsdpplan.topology.probe import require_torch
 
 
-def export_checkpoint(checkpoints: Path, out: Path, like: Path | None) -> str:
+def export_checkpoint(
+    checkpoints: Path, out: Path, like: Path | None, *, drop_expert_bias: bool = False
+) -> str:
     """Write the newest whole checkpoint of `checkpoints` into the new folder `out`, with config and
     tokenizer of `like`; returns what the program says of it.
 
-    Raises SpecError where there is none, or no published architecture is its model.
+    Raises SpecError where there is none, no published architecture is its model, or it has biases
+    that balance experts, for which that has no place, unless they may be dropped.
     """
     require_torch("the export")
     words = [sys.executable, "-m", "fsdpplan.trainer.export"]
     words += [f"--checkpoint-dir={checkpoints}", f"--out={out}"]
     words += [f"--init-from={like}"] if like is not None else []
+    words += ["--drop-expert-bias"] if drop_expert_bias else []
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     lines = ended.stderr.strip().splitlines()
     said = lines[-1] if lines else ""

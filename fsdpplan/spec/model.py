@@ -94,8 +94,8 @@ class RopeScaling:
 class Router:
     """How a token's experts are chosen, and what each counts for.
 
-    The experts' scores come from one linear layer in fp32; the `active` best are chosen, with a
-    bias on each that keeps them balanced and counts for the choice only.
+    The experts' scores come from one linear layer in fp32; the `active` best are chosen, where
+    scores are sigmoids with a bias on each that keeps them balanced and counts for the choice only.
     """
 
     scores: Literal["softmax", "sigmoid"] = "softmax"
@@ -110,6 +110,9 @@ class Router:
     """Groups that a token chooses first: it visits no more nodes than these."""
     group_best: int = 1
     """Of a group so many best scores are added up as its own: 1 in DeepSeek-V2, 2 in V3."""
+    aux_loss_coef: float | None = field(default=None, compare=False)
+    """Of the auxiliary loss that balances experts whose scores are a softmax, as the model's config
+    has it (router_aux_loss_coef); None: it does not say. Of training, and no part of the shape."""
 
     def __post_init__(self) -> None:
         require_choice("scores", self.scores, ("softmax", "sigmoid"))
@@ -117,6 +120,8 @@ class Router:
         require_positive_int(
             groups=self.groups, groups_chosen=self.groups_chosen, group_best=self.group_best
         )
+        if self.aux_loss_coef is not None and self.aux_loss_coef < 0:
+            raise SpecError(f"aux_loss_coef must be at least 0, not {self.aux_loss_coef:g}")
         if self.groups_chosen > self.groups:
             raise SpecError(
                 f"a token cannot choose {self.groups_chosen} of {self.groups} groups of experts: "

@@ -45,6 +45,8 @@ class RouterConfig:
     groups: int = 1
     groups_chosen: int = 1
     group_best: int = 1
+    aux_loss_coef: float | None = field(default=None, compare=False, metadata={"least": 0})
+    """Of the auxiliary loss, as the config that was planned says it; None: it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .config import PlanConfig
+from .model.balance import Balance, balance_experts
 from .model.loss import loss_function
-from .model.moe import MixtureOfExperts
+from .model.moe import mixtures
 from .options import Options
 from .parallel.assemble import Assembled
 from .parallel.tensor_parallel import loss_context
@@ -82,6 +83,13 @@ class HeldOut:
         if number < self.windows and isinstance(self.sequences, Masked):
             return self.sequences.counted(number)
         return torch.full_like(self(number), number < self.windows, dtype=torch.bool)
+
+    def real(self, number: int) -> Tensor:
+        """Which of its tokens do more than fill it up."""
+        number = min(number, self.windows - 1)
+        if isinstance(self.sequences, Masked):
+            return self.sequences.real(number)
+        return torch.ones_like(self(number), dtype=torch.bool)
 
 
 def held_out(plan: PlanConfig, options: Options) -> HeldOut | None:
@@ -174,6 +182,22 @@ def losses_of(
         yield loss
 
 
+def find_shares(
+    assembled: Assembled, batches: Sequence[MicroBatch], plan: PlanConfig, balance: Balance
+) -> None:
+    """Let mixtures know which parts of these tokens their experts get before the first step on them
+    does; all ranks call this. Without an auxiliary loss nobody asks."""
+    if not balance.auxiliary:
+        return
+    alone = Balance(auxiliary=balance.auxiliary)
+    with undisturbed(assembled):
+        for mixture in mixtures(assembled.model):
+            mixture.is_pressed = True
+        for _ in losses_of(assembled, batches, plan):
+            pass
+        balance_experts(assembled.model, assembled.meshes, plan.model, alone)
+
+
 @contextmanager
 def undisturbed(assembled: Assembled) -> Iterator[None]:
     """Forward passes after which training goes on as if they had not been.
@@ -183,8 +207,12 @@ def undisturbed(assembled: Assembled) -> Iterator[None]:
     of fp8 follow from weights and inputs alone.
     """
     generators = generator_states()
-    mixtures = [each for each in assembled.model.modules() if isinstance(each, MixtureOfExperts)]
-    counts = [mixture.counts.clone() for mixture in mixtures]
+    counted = [
+        (buffer, buffer.clone())
+        for mixture in mixtures(assembled.model)
+        for name, buffer in mixture.named_buffers(recurse=False)
+        if name in ("counts", "probabilities")
+    ]
     modules = (assembled.model, *assembled.parts)  # DDP's wrapper may not show what it calls
     for module in modules:
         module.eval()
@@ -195,8 +223,8 @@ def undisturbed(assembled: Assembled) -> Iterator[None]:
         for module in modules:
             module.train()
             forget_forward_passes(module)
-        for mixture, before in zip(mixtures, counts, strict=True):
-            mixture.counts.copy_(before)
+        for buffer, before in counted:
+            buffer.copy_(before)
         restore_generators(generators)
 
 

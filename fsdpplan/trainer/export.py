@@ -18,9 +18,12 @@ from .errors import TrainerError
 from .huggingface.export import export_checkpoint, exported
 
 
-def export_newest(checkpoints: Path, out: Path, like: Path | None) -> str:
+def export_newest(
+    checkpoints: Path, out: Path, like: Path | None, *, drops_biases: bool = False
+) -> str:
     """Write the best checkpoint of a folder into `out`; returns what is to be said. Raises
-    TrainerError where there is none, it is damaged, or no published model is like it."""
+    TrainerError where there is none, it is damaged, no published model is like it, or biases of its
+    experts would be dropped and nobody said so."""
     paths = resumable(checkpoints)
     if not paths:
         raise TrainerError(
@@ -36,7 +39,7 @@ def export_newest(checkpoints: Path, out: Path, like: Path | None) -> str:
     progress = read_progress(path)
     model = parse_model(progress.model)
     what = exported(model, progress.precision, out, like, seq_len=progress.seq_len)
-    export_checkpoint(path, model, out, what)
+    export_checkpoint(path, model, out, what, drops_biases=drops_biases)
     return f"{out}: a {what.family} after step {progress.step}, from {path.name}"
 
 
@@ -55,9 +58,20 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="DIR",
         help="what the run began with: its config and tokenizer go along",
     )
+    add(
+        "--drop-expert-bias",
+        action="store_true",
+        help="leave out biases that balance experts, for which the published architecture has no "
+        "place",
+    )
     options = parser.parse_args(arguments)
     try:
-        said = export_newest(options.checkpoint_dir, options.out, options.init_from)
+        said = export_newest(
+            options.checkpoint_dir,
+            options.out,
+            options.init_from,
+            drops_biases=options.drop_expert_bias,
+        )
     except TrainerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

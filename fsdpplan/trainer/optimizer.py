@@ -12,7 +12,7 @@ from torch.optim.adamw import adamw
 
 from .errors import TrainerError
 from .groups import ParameterGroup, group_of
-from .model.balance import BALANCE_SPEED
+from .model.balance import Balance
 from .muon import (
     MOMENTUM,
     NEWTON_SCHULZ_STEPS,
@@ -62,8 +62,15 @@ class Recipe:
     """Steps of Newton-Schulz that orthogonalise an update."""
     groups: tuple[ParameterGroup, ...] = ()
     """Parameters with settings of their own; the first one that matches counts."""
-    expert_bias_rate: float = BALANCE_SPEED
-    """What a step moves a bias that balances experts by; 0: they are not balanced."""
+    expert_bias_rate: float = 0.0
+    """What a step moves a bias that balances experts by; 0: it stays."""
+    router_aux_loss_coef: float = 0.0
+    """Of the auxiliary loss that balances experts; 0: there is none."""
+
+    @property
+    def balance(self) -> Balance:
+        """How experts are kept busy."""
+        return Balance(bias_rate=self.expert_bias_rate, auxiliary=self.router_aux_loss_coef)
 
     @property
     def schedule(self) -> Schedule:

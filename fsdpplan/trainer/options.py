@@ -13,7 +13,13 @@ from typing import Any
 from .config import PLAN_VARIABLE, PlanConfig
 from .errors import TrainerError
 from .groups import ParameterGroup, parse_group, require_all_used
-from .model.balance import BALANCE_SPEED
+from .huggingface.load import read_coefficient
+from .model.balance import (
+    AUXILIARY_COEFFICIENT,
+    BALANCE_SPEED,
+    default_bias_rate,
+    has_softmax_router,
+)
 from .model.decoder import parameter_names
 from .muon import MOMENTUM, NEWTON_SCHULZ_STEPS
 from .optimizer import BETAS, EPSILON, Recipe
@@ -93,7 +99,10 @@ class Options:
     muon_nesterov: bool
     muon_ns_steps: int
     param_group: tuple[ParameterGroup, ...]
-    expert_bias_rate: float
+    expert_bias_rate: float | None
+    """None: as experts of the plan's model are balanced."""
+    router_aux_loss_coef: float | None
+    """None: as the model's config says."""
     given: frozenset[str]
     """Names of the options above that were typed, of those that need something of the plan."""
     seed: int
@@ -147,6 +156,9 @@ class Options:
         self._require_meaning(plan)
         if self.param_group:
             require_all_used(self.param_group, parameter_names(plan.model))
+        bias_rate = self.expert_bias_rate
+        if bias_rate is None:
+            bias_rate = default_bias_rate(plan.model)
         return Recipe(
             steps=self.steps,
             learning_rate=self.learning_rate,
@@ -166,8 +178,21 @@ class Options:
             muon_nesterov=self.muon_nesterov,
             muon_ns_steps=self.muon_ns_steps,
             groups=self.param_group,
-            expert_bias_rate=self.expert_bias_rate,
+            expert_bias_rate=bias_rate,
+            router_aux_loss_coef=self._coefficient(plan, bias_rate),
         )
+
+    def _coefficient(self, plan: PlanConfig, bias_rate: float) -> float:
+        """Of the auxiliary loss: as told, or else what stands in the published config, or in that
+        of the plan, of a model whose experts no bias balances."""
+        if self.router_aux_loss_coef is not None:
+            return self.router_aux_loss_coef
+        if not has_softmax_router(plan.model) or bias_rate > 0:
+            return 0.0
+        published = None if self.init_from is None else read_coefficient(self.init_from)
+        if published is None and plan.model.experts is not None:
+            published = plan.model.experts.router.aux_loss_coef
+        return AUXILIARY_COEFFICIENT if published is None else published
 
     def _require_meaning(self, plan: PlanConfig) -> None:
         of_muon = sorted(self.given.intersection(OF_MUON))
@@ -181,9 +206,17 @@ class Options:
                 f"--adamw {self.adamw} is of AdamW, and the plan's optimizer, adamw_8bit, has a "
                 "kernel of its own: leave it out"
             )
-        if "expert_bias_rate" in self.given and plan.model.experts is None:
+        for name in ("expert_bias_rate", "router_aux_loss_coef"):
+            if name in self.given and plan.model.experts is None:
+                raise TrainerError(
+                    f"--{name.replace('_', '-')} balances experts, and the plan's model has none: "
+                    "leave it out"
+                )
+        if self.router_aux_loss_coef and not has_softmax_router(plan.model):
             raise TrainerError(
-                "--expert-bias-rate balances experts, and the plan's model has none: leave it out"
+                "--router-aux-loss-coef is of routers with a softmax, and the plan's model scores "
+                "its experts by sigmoids, which biases balance: leave it out, and see "
+                "--expert-bias-rate"
             )
 
 
@@ -407,8 +440,17 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--expert-bias-rate",
         type=number(least=0),
-        default=BALANCE_SPEED,
-        help="what a step moves a bias that balances experts by; 0: they are not balanced",
+        default=None,
+        help="what a step moves a bias that balances experts by, 0: it stays (default: "
+        f"{BALANCE_SPEED} where their scores are sigmoids, as in DeepSeek-V3, else 0)",
+    )
+    add(
+        "--router-aux-loss-coef",
+        type=number(least=0),
+        default=None,
+        help="of the auxiliary loss that balances experts, 0: none (default: where their scores "
+        "are a softmax and no bias balances them, what the config of the model says, or "
+        f"{AUXILIARY_COEFFICIENT}; else 0)",
     )
     add("--seed", type=whole(0), default=0, help="of weights and data")
     add("--checkpoint-dir", type=Path, metavar="DIR", help="shared folder; otherwise none are kept")
@@ -594,5 +636,5 @@ def _settle_recipe(parser: argparse.ArgumentParser, values: dict[str, Any]) -> N
     if values["decay_steps"] is None:
         values["decay_steps"] = default_decay_steps(steps)
     values["param_group"] = tuple(values["param_group"] or ())
-    asked = (*OF_MUON, "expert_bias_rate")
+    asked = (*OF_MUON, "expert_bias_rate", "router_aux_loss_coef")
     values["given"] = frozenset(name for name in asked if values[name] != parser.get_default(name))

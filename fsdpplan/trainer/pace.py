@@ -38,6 +38,8 @@ class StepRead:
     learning_rate: float
     data_seconds: float
     expert_imbalance: float | None
+    router_aux_loss: float | None
+    """Without its coefficient, beside the loss and not in it."""
     scaler_state: dict[str, float]
     """As a checkpoint keeps it; nothing without a scaler."""
     is_spike: bool = False
@@ -107,7 +109,9 @@ class Readings:
         data_seconds: float,
     ) -> None:
         """Keep what a step has left; nothing is read."""
-        values = [output.loss, output.grad_norm, output.expert_imbalance]
+        values: list[Tensor | None] = [output.loss, output.grad_norm]
+        balanced = output.balanced
+        values += [None] * 2 if balanced is None else [balanced.imbalance, balanced.auxiliary_loss]
         values += [None, None] if scaler is None else [scaler.scale, scaler.good_steps]
         spike = output.spike
         values += [None] * 3 if spike is None else [spike.is_spike, spike.usual[0], spike.usual[1]]
@@ -139,7 +143,7 @@ class Readings:
         return found
 
     def _read(self, kept: _Kept, row: list[float]) -> StepRead:
-        loss, norm, imbalance, scale, good, spike, usual_loss, usual_norm = row
+        loss, norm, imbalance, auxiliary, scale, good, spike, usual_loss, usual_norm = row
         return StepRead(
             step=kept.step,
             loss=loss * self._share,
@@ -147,6 +151,7 @@ class Readings:
             learning_rate=kept.learning_rate,
             data_seconds=kept.data_seconds,
             expert_imbalance=_or_none(imbalance),
+            router_aux_loss=_or_none(auxiliary),
             scaler_state={} if scale != scale else {"scale": scale, "good_steps": good},
             is_spike=spike == 1.0,
             usual_loss=_or_none(usual_loss),

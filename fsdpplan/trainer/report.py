@@ -217,6 +217,7 @@ def report(run: TrainingRun, read: StepRead) -> None:
         "precision": run.plan.training.precision,
         "loss_scale": read.scaler_state.get("scale"),
         "expert_imbalance": read.expert_imbalance,
+        "router_aux_loss": read.router_aux_loss,
         "steps_averaged": len(seconds),
         "epoch": max(epochs.values(), default=None),
     }

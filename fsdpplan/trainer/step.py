@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .clip import clip_gradients
 from .config import PlanConfig
 from .errors import RankError
-from .model.balance import BALANCE_SPEED, balance_experts
+from .model.balance import Balance, Balanced, balance_experts, press_experts
 from .model.loss import loss_function
 from .parallel.assemble import Assembled
 from .parallel.data_parallel import gradient_sync
@@ -24,7 +24,15 @@ from .parallel.tensor_parallel import loss_context
 from .parallel.tied_tables import copied_parameters
 from .scaler import scaled, step_unless
 from .spikes import Spike, SpikeGuard
-from .text.packing import MicroBatch, counted_fraction, divide_gradients, model_inputs
+from .text.packing import (
+    MicroBatch,
+    counted_fraction,
+    divide_gradients,
+    model_inputs,
+    real_fraction,
+)
+
+UNBALANCED = Balance()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +40,11 @@ class StepOutput:
     """What one step leaves, on the device."""
 
     loss: Tensor
-    """Mean loss of this rank's sequences."""
+    """Mean cross-entropy of this rank's sequences."""
     grad_norm: Tensor
     """Norm of all gradients, over all ranks, before clipping."""
-    expert_imbalance: Tensor | None = None
-    """Tokens of the busiest expert over the mean, of any block of this rank; None without experts.
-    """
+    balanced: Balanced | None = None
+    """None without experts."""
     spike: Spike | None = None
     """None where spikes are not looked for."""
 
@@ -82,20 +89,24 @@ def train_step(
     plan: PlanConfig,
     *,
     clip_norm: float,
-    expert_bias_rate: float = BALANCE_SPEED,
+    balance: Balance = UNBALANCED,
     guard: SpikeGuard | None = None,
     skips_spikes: bool = False,
 ) -> StepOutput:
     """Forward and backward of all micro-batches, clipping, update; gradients are freed at the
     end. A step that `guard` finds to be a spike changes no weight where `skips_spikes`."""
+    counted, scaler = counted_fraction(micro_batches), assembled.scaler
+    if balance.auxiliary:
+        weight = 1.0 if counted is None else counted
+        weight = weight if scaler is None else weight * scaler.scale
+        real = real_fraction(micro_batches)
+        press_experts(assembled.model, plan, balance, real=real, weight=weight)
     loss = forward_backward(assembled, micro_batches, plan)
     hand_over_gradients(assembled.parts)
     require_gradients(assembled.model)
-    counted = counted_fraction(micro_batches)
     if counted is not None:
         divide_gradients(assembled.model, counted)
         loss = loss / counted
-    scaler = assembled.scaler
     if scaler is not None:
         scaler.unscale(assembled.model)
     grad_norm = clip_gradients(
@@ -112,7 +123,7 @@ def train_step(
     if plan.training.fp8_all_gather and plan.training.precision == "fp8":
         refresh_scales(assembled.parts)
     optimizer.zero_grad(set_to_none=True)
-    imbalance = None
+    balanced = None
     if plan.model.experts is not None:
-        imbalance = balance_experts(assembled.model, assembled.meshes, speed=expert_bias_rate)
-    return StepOutput(loss=loss, grad_norm=grad_norm, expert_imbalance=imbalance, spike=spike)
+        balanced = balance_experts(assembled.model, assembled.meshes, plan.model, balance)
+    return StepOutput(loss=loss, grad_norm=grad_norm, balanced=balanced, spike=spike)

@@ -20,8 +20,14 @@ from .checkpoint.progress import Progress, recorded
 from .checkpoint.runs import CheckpointFailed, Checkpoints
 from .config import PlanConfig, load_plan
 from .errors import RankError, TrainerError, TrainingDiverged
-from .evaluation import evaluate, held_out, said
-from .huggingface.export import Exported, export, exported
+from .evaluation import evaluate, find_shares, held_out, said
+from .huggingface.export import (
+    Exported,
+    export,
+    exported,
+    require_biases_kept,
+    require_no_bias_lost,
+)
 from .huggingface.load import load_published, require_loadable
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
@@ -175,7 +181,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     """Everything up to the first step."""
     recipe = options.recipe(plan)
     meshes = try_cluster(plan, options)
-    publication = what_to_publish(plan, options)
+    publication = what_to_publish(plan, options, recipe)
     device = start(plan)
     require_every_precision(plan, device)
     # behind the start, since one rank makes an index while the others wait
@@ -195,6 +201,8 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     assembled = assemble(plan, device, seed=options.seed, meshes=meshes, fill=fill)
     optimizer = make_optimizer(assembled.model, recipe, copied_parameters(plan))
     progress = begin_or_resume(plan, options, recipe, checkpoints, assembled.model, optimizer)
+    if publication is not None:
+        require_no_bias_lost(assembled.model, publication, plan.model)
     if assembled.scaler is not None and progress.scaler_state:
         assembled.scaler.load(progress.scaler_state)
     require_same_data(progress.data_state, data)
@@ -251,11 +259,11 @@ def first_weights(
     return lambda model: load_published(model, plan, folder)
 
 
-def what_to_publish(plan: PlanConfig, options: Options) -> Exported | None:
+def what_to_publish(plan: PlanConfig, options: Options, recipe: Recipe) -> Exported | None:
     """What the end of the run writes for others; None: nothing."""
     if options.export_hf is None:
         return None
-    return exported(
+    what = exported(
         plan.model,
         plan.training.precision,
         options.export_hf,
@@ -263,6 +271,8 @@ def what_to_publish(plan: PlanConfig, options: Options) -> Exported | None:
         seq_len=plan.training.seq_len,
         dropout=plan.training.dropout,
     )
+    require_biases_kept(what, plan.model, rate=recipe.expert_bias_rate)
+    return what
 
 
 def publish(run: TrainingRun) -> None:
@@ -368,13 +378,16 @@ def one_step(run: TrainingRun) -> int:
     data_began = time.perf_counter()
     batches = run.feed.take(run.progress.sequences)
     data_seconds = time.perf_counter() - data_began
+    if run.progress.step == 0:
+        with run.watch.own_time.apart():
+            find_shares(run.assembled, batches, run.plan, run.recipe.balance)
     output = train_step(
         run.assembled,
         run.optimizer,
         batches,
         run.plan,
         clip_norm=run.recipe.clip_norm,
-        expert_bias_rate=run.recipe.expert_bias_rate,
+        balance=run.recipe.balance,
         guard=run.guard,
         skips_spikes=run.options.on_spike == "skip",
     )

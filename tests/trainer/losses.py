@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpplan.trainer import load_plan, parallelize
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.model.balance import balance_experts
+from fsdpplan.trainer.evaluation import find_shares
+from fsdpplan.trainer.model.balance import Balance, balance_experts
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.loss import next_token_loss
+from fsdpplan.trainer.model.moe import mixtures
 from fsdpplan.trainer.model.weights import initialise
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
 from fsdpplan.trainer.parallel.assemble import assemble
@@ -28,6 +30,8 @@ from tests.trainer import jobs, plans
 
 STEPS = 3
 RECIPE = Recipe(steps=STEPS, learning_rate=3e-3, warmup_steps=0, weight_decay=0.1, clip_norm=0.5)
+BALANCE = Balance(bias_rate=0.001, auxiliary=0.1)
+"""Of mixtures, in both ways."""
 CPU = torch.device("cpu")
 HSDP = {"dp_replicate": 2, "dp_shard": 2}
 DDP = {"dp_replicate": 4, "sharding": "ddp"}
@@ -113,18 +117,71 @@ def reference(
         parameter.data = parameter.data.to(dtype)
     optimizer = make_optimizer(decoder, recipe)
     sequences = open_sequences(plan, None, seed=0)
-    losses, norms = [], []
+    losses, norms, auxiliary = [], [], []
+    shares = None
     for step in range(recipe.steps):
         rows = torch.stack([sequences(step * 8 + row) for row in range(8)])
+        if shares is None:
+            _, shares = routed(decoder, rows)
         optimizer.zero_grad()
-        loss = next_token_loss(decoder(rows[:, :-1]), rows[:, 1:])
-        loss.backward()
+        with Routed(decoder) as seen:
+            loss = next_token_loss(decoder(rows[:, :-1]), rows[:, 1:])
+        pressed = 0.0 if shares is None else BALANCE.auxiliary * seen.auxiliary_loss(shares)
+        (loss + pressed).backward()
         norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), RECIPE.clip_norm)
         optimizer.step()
-        balance_experts(decoder, None)
+        if plan.model.experts is not None:
+            shares = seen.shares()
+            auxiliary.append(seen.auxiliary_loss(shares).item())
+            alone = Balance(bias_rate=BALANCE.bias_rate)
+            balance_experts(decoder, None, plan.model, alone)
         losses.append(loss.item())
         norms.append(norm.item())
-    return {"losses": losses, "norms": norms}
+    return {"losses": losses, "norms": norms, "auxiliary": auxiliary}
+
+
+class Routed:
+    """What the routers of a decoder say in some forward passes, and whom tokens choose by it."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.mixtures = mixtures(decoder)
+        self.logits: list[torch.Tensor] = []
+
+    def __enter__(self) -> Routed:
+        def keep(_: nn.Module, __: Any, logits: torch.Tensor) -> None:
+            self.logits.append(logits)
+
+        self.handles = [each.router.register_forward_hook(keep) for each in self.mixtures]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def shares(self) -> torch.Tensor:
+        """The part of all tokens that each expert is chosen by, in the mean over all mixtures."""
+        experts = self.mixtures[0].config.experts
+        shares = []
+        for number, mixture in enumerate(self.mixtures):
+            logits = torch.cat(self.logits[number :: len(self.mixtures)])
+            chosen = (logits.softmax(-1) + mixture.expert_bias).topk(mixture.config.active).indices
+            shares.append(torch.bincount(chosen.flatten(), minlength=experts) / len(logits))
+        return torch.stack(shares).mean(0)
+
+    def auxiliary_loss(self, shares: torch.Tensor) -> torch.Tensor:
+        """With what is known of the choices."""
+        probable = torch.cat(self.logits).softmax(-1).mean(0)
+        return len(shares) * (shares * probable).sum()
+
+
+@torch.no_grad()
+def routed(decoder: Decoder, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(logits, the parts of the tokens that experts are chosen by; None without experts)."""
+    with Routed(decoder) as seen:
+        logits = decoder(rows[:, :-1])
+    for mixture in seen.mixtures:
+        mixture.counts.zero_()
+    return logits, seen.shares() if seen.mixtures else None
 
 
 @jobs.refusable
@@ -135,7 +192,7 @@ def measure(text: str, *, packs: bool = False, steps: int = STEPS) -> dict[str, 
     model = assembled.model
     optimizer = make_optimizer(model, RECIPE)
     sequences = open_sequences(plan, None, seed=0)
-    losses, norms, counts = [], [], {}
+    losses, norms, auxiliary, counts = [], [], [], {}
     for step in range(steps):
         batches = micro_batches(
             sequences,
@@ -145,16 +202,29 @@ def measure(text: str, *, packs: bool = False, steps: int = STEPS) -> dict[str, 
             device=CPU,
             packs=packs,
         )
+        if step == 0 and plan.model.experts is not None:
+            find_shares(assembled, batches, plan, BALANCE)
         is_last = step == steps - 1
         with Collectives() if is_last else nullcontext(Collectives()) as collectives:
-            output = train_step(assembled, optimizer, batches, plan, clip_norm=RECIPE.clip_norm)
+            output = train_step(
+                assembled, optimizer, batches, plan, clip_norm=RECIPE.clip_norm, balance=BALANCE
+            )
+        if output.balanced is not None:
+            assert output.balanced.auxiliary_loss is not None
+            auxiliary.append(output.balanced.auxiliary_loss.item())
         loss = output.loss.clone()
         dist.all_reduce(loss)
         losses.append(loss.item() * plan.layout.pp / dist.get_world_size())
         norms.append(output.grad_norm.item())
         counts = dict(collectives.counts)
     gradients = sum(parameter.numel() for parameter in model.parameters())
-    return {"losses": losses, "norms": norms, "collectives": counts, "parameters": gradients}
+    return {
+        "losses": losses,
+        "norms": norms,
+        "auxiliary": auxiliary,
+        "collectives": counts,
+        "parameters": gradients,
+    }
 
 
 class Stack(nn.Module):

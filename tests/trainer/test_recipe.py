@@ -86,6 +86,30 @@ def test_experts_are_balanced_unless_told_not_to(tmp_path: Path) -> None:
     assert biases["0.01"] - {0.0}
 
 
+def test_a_mixture_goes_on_with_what_presses_its_routers(tmp_path: Path) -> None:
+    """To the bit on the same layout; on another as near as sums in another order are."""
+    experts = {"experts": 4, "active": 2, "hidden": 16}
+    words = ("--no-numbers", "--router-aux-loss-coef", "0.5", "--warmup-steps", "1")
+    plan = {"model": MODEL | {"experts": experts}}
+    jobs.train(tmp_path / "whole", 2, *words, "--steps", "4", **plan, **FSDP)
+    whole = _told(tmp_path / "whole")
+    assert all(loss > 2 - 1e-3 for _, loss in whole.values())  # as many as are active, at least
+    for name, layout in (("same", FSDP), ("other", PIPED)):
+        saved = ("--checkpoint-dir", str(tmp_path / f"{name} saved"))
+        jobs.train(tmp_path / name, 2, *words, *saved, "--steps", "2", **plan, **FSDP)
+        more = (*saved, "--steps", "4", "--allow-changes")
+        jobs.train(tmp_path / name, 2, *words, *more, **plan, **layout)
+        near = 0.0 if name == "same" else LOSS_TOLERANCE
+        for step, values in _told(tmp_path / name).items():
+            assert values == pytest.approx(whole[step], abs=near)
+
+
+def _told(folder: Path) -> dict[int, tuple[float, float]]:
+    """(loss, auxiliary loss) of each step."""
+    lines = jobs.lines(folder, "step")
+    return {line["step"]: (line["loss"], line["router_aux_loss"]) for line in lines}
+
+
 def _biases(folder: Path) -> set[float]:
     """Values of the experts' biases in the newest checkpoint."""
     import torch

@@ -68,6 +68,7 @@ def test_a_run_ends_before_it_saves_what_is_no_number(
         learning_rate=1e-3,
         data_seconds=0.0,
         expert_imbalance=None,
+        router_aux_loss=None,
         scaler_state={} if scale is None else {"scale": scale},
     )
     with nullcontext() if said is None else pytest.raises(TrainingDiverged, match=said):

@@ -37,6 +37,13 @@ class ExportOptions:
             help="What the run began with: its config and tokenizer go along.",
         ),
     ] = None
+    drop_expert_bias: Annotated[
+        bool,
+        Flag(
+            help="Leave out biases that balance experts, for which the published architecture has "
+            "no place.",
+        ),
+    ] = False
 
 
 def export(*, options: ExportOptions, json: Json = False) -> None:
@@ -53,7 +60,12 @@ def export(*, options: ExportOptions, json: Json = False) -> None:
             )
     assert options.checkpoint_dir is not None
     assert options.out is not None
-    said = export_checkpoint(options.checkpoint_dir, options.out, options.init_from)
+    said = export_checkpoint(
+        options.checkpoint_dir,
+        options.out,
+        options.init_from,
+        drop_expert_bias=options.drop_expert_bias,
+    )
     if json:
         typer.echo(exported_json(options.out, said))
     else:

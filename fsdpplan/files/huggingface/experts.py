@@ -41,6 +41,7 @@ def mixtral(table: Table, notes: list[str]) -> Fields:
         experts=experts_of(table),
         active=table.integer("num_experts_per_tok"),
         hidden=table.integer("intermediate_size"),
+        router=Router(aux_loss_coef=auxiliary_loss(table)),
     )
     fields = decoder(table, notes, kv_heads=8, max_positions=131072, epsilon=1e-5, theta=1000000.0)
     windowed = all_windowed(table, notes)
@@ -65,7 +66,15 @@ def require_every_block(table: Table, key: str) -> None:
 
 def _normalised(table: Table) -> Router:
     """A softmax over all experts, divided by the sum of the chosen where the config says so."""
-    return Router(normalised=optional_flag(table, "norm_topk_prob", False))
+    return Router(
+        normalised=optional_flag(table, "norm_topk_prob", False),
+        aux_loss_coef=auxiliary_loss(table),
+    )
+
+
+def auxiliary_loss(table: Table, key: str = "router_aux_loss_coef") -> float | None:
+    """The coefficient of the loss that balances experts; None: the config does not say."""
+    return None if table.values.get(key) is None else optional_number(table, key, 0.0)
 
 
 def qwen2_moe(table: Table, notes: list[str]) -> Fields:
@@ -129,6 +138,7 @@ def gpt_oss(table: Table, notes: list[str]) -> Fields:
         hidden=table.integer("intermediate_size"),
         router_bias=True,
         bias=True,
+        router=Router(aux_loss_coef=auxiliary_loss(table)),
     )
     layers = table.integer("num_hidden_layers")
     window = 128
@@ -157,6 +167,7 @@ def deepseek_v2(table: Table, notes: list[str]) -> Fields:
         scaling=optional_number(table, "routed_scaling_factor", 1.0),
         groups=groups_of(table, "n_group", 1) if grouped else 1,
         groups_chosen=groups_of(table, "topk_group", 1) if grouped else 1,
+        aux_loss_coef=auxiliary_loss(table, "aux_loss_alpha"),
     )
     return _deepseek(table, notes, dense_layers=0, shared=2, router=router)
 

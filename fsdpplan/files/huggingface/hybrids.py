@@ -11,6 +11,7 @@ from dataclasses import replace
 from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface.experts import (
     SECOND_TOKEN,
+    auxiliary_loss,
     deepseek_v3,
     dense_at_start,
     experts_of,
@@ -238,7 +239,7 @@ def _qwen_experts(table: Table, *, normalised: bool) -> Experts:
         shared_hidden=table.integer("shared_expert_intermediate_size"),
         shared_gate=True,
         dense_layers=dense_at_start(table, "mlp_only_layers"),
-        router=Router(normalised=normalised),
+        router=Router(normalised=normalised, aux_loss_coef=auxiliary_loss(table)),
     )
 
 

@@ -119,8 +119,8 @@ def require_same_run(
         )
     if not found.model:
         return []
-    planned = json.loads(json.dumps(asdict(plan.model)))
-    there = {"vocab_multiple": 1, **found.model}  # which older ones do not say
+    planned = _shape(json.loads(json.dumps(asdict(plan.model))))
+    there = _shape({"vocab_multiple": 1, **found.model})  # which older ones do not say
     changed = [key for key in planned if there.get(key) != planned[key]]
     words = [f"{key} {there.get(key)} there, {planned[key]} in the plan" for key in changed]
     if not NOT_OF_THE_WEIGHTS.issuperset(changed):
@@ -166,6 +166,15 @@ def written_by(plan: PlanConfig) -> dict[str, Any]:
         "param_dtype": plan.training.param_dtype,
         "dropout": {} if plan.training.dropout is None else asdict(plan.training.dropout),
     }
+
+
+def _shape(model: dict[str, Any]) -> dict[str, Any]:
+    """`model` without what is of its training: the recipe says by what its experts are balanced."""
+    experts = model.get("experts")
+    if not isinstance(experts, dict) or not isinstance(experts.get("router"), dict):
+        return model
+    router = {key: each for key, each in experts["router"].items() if key != "aux_loss_coef"}
+    return {**model, "experts": {**experts, "router": router}}
 
 
 def recorded(recipe: Recipe) -> dict[str, Any]:

@@ -71,6 +71,9 @@ from .storage import (
 GROUP_TIMEOUT = timedelta(hours=2)
 """How long ranks wait for the slowest one to write."""
 
+NEWER = ("expert_shares",)
+"""Ends of names of tensors that checkpoints of older trainers have not: they stay as made."""
+
 Answer = TypeVar("Answer")
 
 
@@ -279,11 +282,15 @@ class Checkpoints:
         """
         if not optimizer.state:
             fill_optimizer(optimizer)
-        named = named_tensors(model, optimizer, copied_parameters(self.plan))
+        index = read_index(path)
+        named = [
+            each
+            for each in named_tensors(model, optimizer, copied_parameters(self.plan))
+            if not each[0][-1].endswith(NEWER) or ".".join(each[0]) in index.state_dict_metadata
+        ]
         tensors = tree(named)
         padding = padding_of(tensors, self.plan)
         rank = dist.get_rank()
-        index = read_index(path)
         same_layout = progress.layout == written_by(self.plan)["layout"]
         generators = empty_generators(index, rank) if same_layout else {}
         if generators:

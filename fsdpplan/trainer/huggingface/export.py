@@ -37,6 +37,9 @@ from .same import require_same_model
 MOST_FILE_BYTES = 5_000_000_000
 """Of one file, as transformers writes them; more where a single tensor is larger."""
 
+BIAS = "expert_bias"
+"""End of the names of the biases that balance experts."""
+
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -100,6 +103,47 @@ def exported(
     )
 
 
+def keeps_biases(what: Exported, model: ModelConfig) -> bool:
+    """Whether biases that balance experts go along, or there are none."""
+    if model.experts is None:
+        return True
+    names = (name for each in published_tensors(what.family, model) for name in each.ours)
+    return any(name.endswith(BIAS) for name in names)
+
+
+def require_biases_kept(what: Exported, model: ModelConfig, *, rate: float) -> None:
+    """Raise TrainerError where a run that moves the biases of experts by `rate` would be exported
+    without them."""
+    if rate and not keeps_biases(what, model):
+        raise TrainerError(
+            f"a {what.family} has no place for the biases that --expert-bias-rate moves, and "
+            "without them its tokens would go to other experts: leave --expert-bias-rate out, so "
+            "that the auxiliary loss balances experts, or leave --export-hf out"
+        )
+
+
+@torch.no_grad()
+def require_no_bias_lost(model: nn.Module, what: Exported, config: ModelConfig) -> None:
+    """Raise TrainerError where the model has biases of experts already that would not go along; all
+    ranks call this."""
+    if keeps_biases(what, config):
+        return
+    biases = [each for name, each in model.named_buffers() if name.endswith(BIAS)]
+    lost = torch.stack([each.any() for each in biases]).any() if biases else torch.tensor(False)
+    everywhere = [False] * dist.get_world_size()
+    dist.all_gather_object(everywhere, bool(lost))
+    if any(everywhere):
+        raise _lost("the run's checkpoint", "leave --export-hf out, or export", what)
+
+
+def _lost(where: str, instead: str, what: Exported) -> TrainerError:
+    return TrainerError(
+        f"{where} has biases that balance its experts, and a {what.family} has no place for them: "
+        f"without them its tokens would go to other experts; {instead} its checkpoint with "
+        "--drop-expert-bias, to be trained on by --init-from until its loss is what it was"
+    )
+
+
 @torch.no_grad()
 def export(model: nn.Module, plan: PlanConfig, folder: Path, what: Exported) -> None:
     """Write the decoder of which every rank has its part; all ranks call this."""
@@ -116,11 +160,17 @@ def export(model: nn.Module, plan: PlanConfig, folder: Path, what: Exported) -> 
     dist.barrier()
 
 
-def export_checkpoint(path: Path, model: ModelConfig, folder: Path, what: Exported) -> None:
-    """Write what a checkpoint holds of the decoder; one process, a tensor at a time."""
+def export_checkpoint(
+    path: Path, model: ModelConfig, folder: Path, what: Exported, *, drops_biases: bool = False
+) -> None:
+    """Write what a checkpoint holds of the decoder; one process, a tensor at a time. Raises
+    TrainerError where biases of its experts would not go along, unless it `drops_biases`."""
+    weights = _OfCheckpoint(path, what.dtype)
+    if not drops_biases and not keeps_biases(what, model) and weights.has_biases():
+        raise _lost(path.name, "export", what)
     partial = _partial(folder)
     _begin(partial)
-    _write_stage(partial, 0, model, what, _OfCheckpoint(path, what.dtype), is_writer=True)
+    _write_stage(partial, 0, model, what, weights, is_writer=True)
     _finish(partial, folder, what)
 
 
@@ -171,7 +221,7 @@ class Weights(ABC):
 
     def dtype_of(self, each: Published) -> torch.dtype:
         """Biases of experts are compared with each other: they stay as exact as they are."""
-        return torch.float32 if each.ours[0].endswith("expert_bias") else self.dtype
+        return torch.float32 if each.ours[0].endswith(BIAS) else self.dtype
 
     def shape_of(self, each: Published) -> tuple[int, ...]:
         """Shape of the published tensor."""
@@ -224,6 +274,12 @@ class _OfCheckpoint(Weights):
     def _entry(self, name: str) -> TensorStorageMetadata | None:
         entry = self.index.state_dict_metadata.get(f"model.{name}")
         return entry if isinstance(entry, TensorStorageMetadata) else None
+
+    def has_biases(self) -> bool:
+        """Whether a bias balances any of its experts."""
+        keys = (key.removeprefix("model.") for key in self.index.state_dict_metadata)
+        names = [name for name in keys if name.endswith(BIAS) and self.has(name)]
+        return any(bool(self.read(name, torch.float32).any()) for name in names)
 
     def has(self, name: str) -> bool:
         return self._entry(name) is not None

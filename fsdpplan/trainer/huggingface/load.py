@@ -23,6 +23,8 @@ from .names import Published, published_tensors
 from .same import require_same_model
 
 CONFIG_NAME = "config.json"
+COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_alpha")
+"""Keys of a config, the second one of DeepSeek-V2."""
 COMPUTED = (".inv_freq", ".attn.bias", ".attn.masked_bias")
 """Ends of names of buffers that releases of before held."""
 PREFIXES = ("transformer.", "model.")
@@ -52,6 +54,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise TrainerError(f"{path} is not a JSON object; download it again")
     return config
+
+
+def read_coefficient(folder: Path) -> float | None:
+    """That of the auxiliary loss, as a published model's config says it; None: it does not, or is
+    not to be read here."""
+    try:
+        config = read_config(folder)
+    except TrainerError:  # which loading it raises again
+        return None
+    for found in (config[key] for key in COEFFICIENTS if key in config):
+        if isinstance(found, int | float) and not isinstance(found, bool) and found >= 0:
+            return float(found)
+    return None
 
 
 def require_loadable(plan: PlanConfig, folder: Path) -> str:

@@ -1,45 +1,163 @@
-"""Balance: experts that got few tokens are chosen more easily in the next step.
+"""Balance: what keeps the experts of a mixture busy, each in the way of its family.
 
-A bias on each expert's score counts for the choice only, not for its weight. After each step it is
-raised where an expert got fewer tokens than the mean, and lowered where it got more. Source:
-DeepSeek-V3 (arXiv 2412.19437), section 2.1.2.
+Where scores are sigmoids (DeepSeek-V3 and after), a bias on each expert's score counts for the
+choice only, not for its weight. After each step it is raised where an expert got fewer tokens than
+the mean, and lowered where it got more. Source: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2.
+
+Where they are a softmax (Mixtral, Qwen, DeepSeek-V2), whose published formats have no such bias, an
+auxiliary loss presses the router:
+
+    coefficient * E * sum over experts of f_e * P_e
+
+f_e is the number of a token's K choices that fall on expert e, P_e its probability, both in the
+mean over all mixtures of the model and all tokens of the global batch that do not fill up a row.
+Source: Switch Transformer (arXiv 2101.03961), equations 4 to 6, and load_balancing_loss_func of
+transformers 5, whose value this is over the global batch as one.
+
+The gradient goes through P alone. Micro-batches run backward before the last one has chosen its
+experts, and the first stages of a pipeline know nothing of the last ones' choices, so the f in it
+are those of the global batch before; a run's first step finds them by forward passes of its own
+(evaluation.py). So each token meets the same pressure whatever the layout, and nothing is sent
+within a step.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..config import ModelConfig, PlanConfig
 from ..parallel.mesh import Meshes
-from .moe import MixtureOfExperts
+from .moe import MixtureOfExperts, mixtures
 
 BALANCE_SPEED = 0.001
 """What a step adds to a bias, or takes (DeepSeek-V3, section 4.2), unless it is told otherwise."""
 
+AUXILIARY_COEFFICIENT = 0.001
+"""Where no config says another: `router_aux_loss_coef` of MixtralConfig, Qwen2MoeConfig and
+Qwen3MoeConfig in transformers 5."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """By how much experts are balanced, in either way."""
+
+    bias_rate: float = 0.0
+    """What a step moves each expert's bias by; 0: they stay."""
+    auxiliary: float = 0.0
+    """The auxiliary loss's coefficient; 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balanced:
+    """How balanced a step's choices were."""
+
+    imbalance: Tensor | None
+    """Tokens of the busiest expert of any block over the mean (1: balanced); None without experts.
+    """
+    auxiliary_loss: Tensor | None
+    """Without its coefficient; None where there is none."""
+
+
+def has_softmax_router(model: ModelConfig) -> bool:
+    """Whether `model` has experts that an auxiliary loss balances, unless it is told otherwise."""
+    return model.experts is not None and model.experts.router.scores == "softmax"
+
+
+def default_bias_rate(model: ModelConfig) -> float:
+    """What a step moves a bias by, unless it is told; of a dense model that means nothing."""
+    return 0.0 if has_softmax_router(model) else BALANCE_SPEED
+
+
+def press_experts(
+    model: nn.Module,
+    plan: PlanConfig,
+    balance: Balance,
+    *,
+    real: Tensor | float,
+    weight: Tensor | float,
+) -> None:
+    """Let the next backward passes meet the auxiliary loss. `real` is the fraction of the global
+    batch's tokens that do not fill up a row; by `weight` gradients are divided in the end.
+
+    Gradients of ranks with other tokens are averaged, those of tensor-parallel ranks, which have
+    the same tokens, are summed.
+    """
+    if not balance.auxiliary:
+        return
+    layout, training = plan.layout, plan.training
+    tokens = training.global_batch * training.seq_len * real
+    copies = layout.data_parallel * layout.cp / layout.tp
+    for mixture in mixtures(model):
+        experts = mixture.config.experts
+        each = balance.auxiliary * experts * copies * weight / (mixtures_in(plan.model) * tokens)
+        mixture.pressure.copy_(mixture.expert_shares * each)
+        mixture.is_pressed = True
+
+
+def mixtures_in(model: ModelConfig) -> int:
+    """How many the whole model has."""
+    return sum(model.has_experts(layer) for layer in range(model.layers))
+
 
 @torch.no_grad()
 def balance_experts(
-    model: nn.Module, meshes: Meshes | None, *, speed: float = BALANCE_SPEED
-) -> Tensor | None:
-    """Move each expert's bias by what all tokens of a step chose; returns how far the busiest
-    expert of any block is above the mean (1: balanced), None without experts. With `speed` 0 the
-    biases stay.
+    model: nn.Module, meshes: Meshes | None, config: ModelConfig, balance: Balance
+) -> Balanced:
+    """Move each expert's bias by what all tokens of a step chose, and keep what the auxiliary loss
+    needs of it; all ranks call this.
 
-    `meshes` None is one process. Which number is greater is all that counts, so the biases depend
-    neither on the layout nor on whether a recomputation was counted again.
+    `meshes` None is one process. Parts of each block's tokens are all that counts, so nothing
+    depends on the layout, nor on whether a recomputation was counted again.
     """
-    mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
-    if not mixtures:
-        return None
-    counts = torch.stack([mixture.counts for mixture in mixtures])
+    here = mixtures(model)
+    imbalance = auxiliary_loss = counts = None
+    if here:
+        counts = _over_data([mixture.counts for mixture in here], meshes)
+        mean = counts.sum(-1, keepdim=True) / counts.shape[-1]
+        imbalance = (counts / mean).max()
+        for mixture, move in zip(here, torch.sign(mean - counts), strict=True):
+            mixture.expert_bias.add_(balance.bias_rate * move)
+    if balance.auxiliary:
+        auxiliary_loss = _keep_shares(here, counts, meshes, config)
+    for mixture in here:
+        mixture.counts.zero_()
+    return Balanced(imbalance=imbalance, auxiliary_loss=auxiliary_loss)
+
+
+def _keep_shares(
+    here: list[MixtureOfExperts],
+    counts: Tensor | None,
+    meshes: Meshes | None,
+    config: ModelConfig,
+) -> Tensor:
+    """The auxiliary loss of what was chosen, whose f all mixtures keep."""
+    assert config.experts is not None
+    if counts is None:  # of a pipeline's stages this rank has those that are dense
+        assert meshes is not None
+        shares = torch.zeros(2, config.experts.experts, device=meshes.parameters.device_type)
+    else:
+        sums = _over_data([mixture.probabilities for mixture in here], meshes)
+        tokens = counts.sum(-1, keepdim=True) / config.experts.active
+        shares = torch.stack([(counts / tokens).sum(0), (sums / tokens).sum(0)])
+    if meshes is not None and meshes.pp is not None:
+        dist.all_reduce(shares, group=meshes.pp.get_group())
+    chosen, probable = shares / mixtures_in(config)
+    for mixture in here:
+        mixture.expert_shares.copy_(chosen)
+        mixture.probabilities.zero_()
+    auxiliary_loss: Tensor = config.experts.experts * (chosen * probable).sum()
+    return auxiliary_loss
+
+
+def _over_data(of_blocks: list[Tensor], meshes: Meshes | None) -> Tensor:
+    """What all ranks with other tokens have counted, a row for each block."""
+    total = torch.stack(of_blocks)
     for axis in ("dp_replicate", "dp_shard"):
         mesh = None if meshes is None else meshes.axis(axis)
         if mesh is not None and mesh.size() > 1:
-            dist.all_reduce(counts, group=mesh.get_group())
-    mean = counts.sum(-1, keepdim=True) / counts.shape[-1]
-    moves = speed * torch.sign(mean - counts)
-    for mixture, move in zip(mixtures, moves, strict=True):
-        mixture.expert_bias.add_(move)
-        mixture.counts.zero_()
-    return (counts / mean).max()
+            dist.all_reduce(total, group=mesh.get_group())
+    return total

@@ -37,7 +37,8 @@ class Block(nn.Module):
         self.post_attention_norm = make_norm(config) if config.post_norms else None
         self.ffn_norm = make_norm(config)
         self.feed_forward: nn.Module
-        if config.experts is not None and config.has_experts(layer):
+        self.has_experts = config.has_experts(layer)
+        if config.experts is not None and self.has_experts:
             self.feed_forward = MixtureOfExperts(config.hidden, config.experts, mlp=config.mlp)
         else:
             self.feed_forward = FeedForward(
@@ -53,6 +54,7 @@ class Block(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         documents: Documents | None = None,
+        real: Tensor | None = None,
     ) -> Tensor:
         attended = self.attention(
             self.attention_norm(x_BTD), positions=positions, mask=mask, documents=documents
@@ -62,7 +64,9 @@ class Block(nn.Module):
         if self.dropout is not None:
             attended = self.dropout(attended)
         x_BTD = x_BTD + attended
-        fed: Tensor = self.feed_forward(self.ffn_norm(x_BTD))
+        # a dense network asks nothing of a row's filler
+        routed = () if real is None or not self.has_experts else (real,)
+        fed: Tensor = self.feed_forward(self.ffn_norm(x_BTD), *routed)
         if self.post_ffn_norm is not None:
             fed = self.post_ffn_norm(fed)
         if self.dropout is not None:
@@ -122,18 +126,22 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         longest: Tensor | None = None,
+        real: Tensor | None = None,
     ) -> Tensor:
         """Logits (B, T, V); without the head what the last block gives. Without the embedding
         `tokens_BT` is what the block before gave (B, T, D).
 
         `positions` (B, T) are 0, 1, 2 ... where None. `documents` and `longest` are those of a
-        `MicroBatch`: attention stays within each document.
+        `MicroBatch`: attention stays within each document. `real` is its, too: other tokens visit
+        no expert.
         """
         h = self.embed(tokens_BT, positions)
         if documents is None or longest is None:
-            given, masks = {}, self._masks(h)
+            within, masks = None, self._masks(h)
         else:
-            given, masks = {"documents": self._documents(h, documents, longest)}, {}
+            within, masks = self._documents(h, documents, longest), {}
+        given = {"documents": within, "real": real}
+        given = {name: value for name, value in given.items() if value is not None}
         for number, block in self.layers.items():
             mask = masks.get(self.config.window(int(number)))
             h = block(h, positions=positions, mask=mask, **given)

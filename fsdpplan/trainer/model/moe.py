@@ -1,6 +1,7 @@
 """A mixture of experts: each token visits the `active` experts that its router scores best.
 
-No token is dropped, and no auxiliary loss is added (balance.py).
+No token is dropped; tokens that fill up a row visit nobody, and count nowhere. How experts are kept
+busy is in balance.py.
 
 Routers are those of the plan's model: scores in fp32 by softmax over all experts or by a sigmoid of
 each, the chosen ones' divided by their sum or not, scaled or not, and experts in groups of which a
@@ -13,6 +14,7 @@ R = N * K copies of tokens, D hidden.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -127,7 +129,16 @@ class MixtureOfExperts(nn.Module):
     """Router, routed experts, and the shared experts that every token visits."""
 
     expert_bias: Tensor
+    """Of the choice, one for each expert."""
     counts: Tensor
+    """Tokens of this rank that each expert got in the step under way."""
+    expert_shares: Tensor
+    """Of a softmax router: the part of its tokens that each expert got, the mean over all mixtures
+    of the model and the tokens of the last step."""
+    probabilities: Tensor
+    """Of a softmax router: the sums of its scores, over the tokens that are counted."""
+    pressure: Tensor
+    """Of a softmax router: the gradient of the auxiliary loss by each token's scores."""
 
     def __init__(self, hidden: int, config: ExpertsConfig, *, mlp: str) -> None:
         super().__init__()
@@ -144,17 +155,34 @@ class MixtureOfExperts(nn.Module):
         self.register_buffer(
             "counts", torch.zeros(config.experts, dtype=torch.int64), persistent=False
         )
+        self.is_pressed = False
+        """Whether an auxiliary loss presses the router towards balance."""
+        if config.router.scores == "softmax":
+            zeros = torch.zeros(config.experts)
+            self.register_buffer("expert_shares", zeros.clone())
+            self.register_buffer("probabilities", zeros.clone(), persistent=False)
+            self.register_buffer("pressure", zeros.clone(), persistent=False)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None) -> Tensor:
+        """What the experts give each token; nothing (but the shared ones') where `real_BT` says
+        that a token is there to fill up its row."""
         x_ND = x_BTD.flatten(0, 1)
-        weights_NK, chosen_NK = self.route(x_ND)
+        real_N = None if real_BT is None else real_BT.flatten()
+        weights_NK, chosen_NK = self.route(x_ND, real_N)
         flat = chosen_NK.flatten()
-        counts = torch.zeros_like(self.counts).scatter_add(0, flat, torch.ones_like(flat))
+        counts = self.counts.new_zeros(self.config.experts + 1)  # the last one is nobody's
+        counts = counts.scatter_add(0, flat, torch.ones_like(flat))[:-1]
         self.counts.add_(counts)
         order = flat.argsort(stable=True)
+        rows = x_ND[order // self.config.active]
+        if real_N is None:
+            rows = self.experts(rows, counts)
+        else:
+            # behind all groups, where kernels leave any number, in gradients as well
+            fills_R1 = ~real_N[order // self.config.active][:, None]
+            rows = self.experts(rows.masked_fill(fills_R1, 0), counts).masked_fill(fills_R1, 0)
         # Put back in the order of tokens; a permutation, so nothing is summed in any order.
-        rows = self.experts(x_ND[order // self.config.active], counts)[order.argsort()]
-        copies = rows.unflatten(0, (-1, self.config.active))
+        copies = rows[order.argsort()].unflatten(0, (-1, self.config.active))
         out = (copies * weights_NK.to(rows.dtype)[..., None]).sum(1)
         if self.shared_experts is not None:
             shared = self.shared_experts(x_ND)
@@ -164,12 +192,21 @@ class MixtureOfExperts(nn.Module):
         whole: Tensor = out.view_as(x_BTD)
         return whole
 
-    def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """(weights, numbers) of each token's experts (N, K)."""
+    def route(self, x_ND: Tensor, real_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(weights, numbers) of each token's experts (N, K); the number of nobody, E, where a token
+        is not real."""
         with outside_autocast(x_ND):
             logits_NE = self.router(x_ND)
-            chosen_NK = self.choose(scores_of(logits_NE.detach(), self.config.router))
-            return weights_of(logits_NE, chosen_NK, self.config.router), chosen_NK
+            scores_NE = scores_of(logits_NE.detach(), self.config.router)
+            chosen_NK = self.choose(scores_NE)
+            if self.is_pressed:
+                real_NE = scores_NE if real_N is None else scores_NE * real_N[:, None]
+                self.probabilities.add_(real_NE.sum(0))
+                logits_NE = pressed(logits_NE, real_NE, self.pressure)
+            weights_NK = weights_of(logits_NE, chosen_NK, self.config.router)
+            if real_N is not None:
+                chosen_NK = chosen_NK.masked_fill(~real_N[:, None], self.config.experts)
+            return weights_NK, chosen_NK
 
     def choose(self, scores_NE: Tensor) -> Tensor:
         """The experts with the best scores, each with its bias, in the best groups."""
@@ -184,9 +221,36 @@ class MixtureOfExperts(nn.Module):
         return biased_NE.topk(self.config.active, dim=-1).indices
 
 
+def mixtures(part: nn.Module) -> list[MixtureOfExperts]:
+    """The mixtures of the blocks of `part`."""
+    return [module for module in part.modules() if isinstance(module, MixtureOfExperts)]
+
+
 def scores_of(logits_NE: Tensor, router: RouterConfig) -> Tensor:
     """How well each expert suits each token."""
     return logits_NE.sigmoid() if router.scores == "sigmoid" else logits_NE.softmax(-1)
+
+
+def pressed(logits_NE: Tensor, scores_NE: Tensor, pressure_E: Tensor) -> Tensor:
+    """`logits_NE`, whose gradient is that of `(scores_NE @ pressure_E).sum()`, too; `scores_NE` are
+    their softmax, zero where a token is not pressed."""
+    same: Tensor = _Pressed.apply(logits_NE, scores_NE, pressure_E)  # type: ignore[no-untyped-call]
+    return same
+
+
+class _Pressed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_NE: Tensor, scores_NE: Tensor, pressure_E: Tensor) -> Tensor:
+        ctx.save_for_backward(scores_NE, pressure_E)
+        return logits_NE.view_as(logits_NE)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        scores_NE, pressure_E = ctx.saved_tensors
+        push_NE = scores_NE * pressure_E
+        # d softmax = diag(s) - s s'
+        return gradient + push_NE - scores_NE * push_NE.sum(-1, keepdim=True), None, None
 
 
 def weights_of(logits_NE: Tensor, chosen_NK: Tensor, router: RouterConfig) -> Tensor:

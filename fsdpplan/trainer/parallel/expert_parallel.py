@@ -32,7 +32,14 @@ from torch.distributed.tensor import (
 )
 
 from ..config import PlanConfig
-from ..model.moe import GroupedExperts, MixtureOfExperts, StackedLinear, balanced, local
+from ..model.moe import (
+    GroupedExperts,
+    MixtureOfExperts,
+    StackedLinear,
+    balanced,
+    local,
+    mixtures,
+)
 from ..private_torch import is_fake
 from ..torch_versions import divide_by
 from .autograd_collectives import exchange_rows
@@ -42,11 +49,6 @@ ROWS, COLUMNS = 1, 2
 """Dimensions of stacked weights: what a projection gives, and what it is given."""
 
 Experts = Callable[[Tensor, Tensor], Tensor]
-
-
-def mixtures(part: nn.Module) -> list[MixtureOfExperts]:
-    """The mixtures of the blocks of `part`."""
-    return [module for module in part.modules() if isinstance(module, MixtureOfExperts)]
 
 
 def apply_expert_parallel(part: nn.Module, meshes: Meshes) -> None:
@@ -117,8 +119,9 @@ def _local_linear(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
     return lambda x: F.linear(x, local(linear.weight))
 
 
-def _gathering(run: Callable[[Tensor], Tensor], tp: DeviceMesh) -> Callable[[Tensor], Tensor]:
-    return lambda x_BTD: over_sequence(run, tp, x_BTD)
+def _gathering(run: Callable[..., Tensor], tp: DeviceMesh) -> Callable[..., Tensor]:
+    # what is said of tokens is said of the whole sequence
+    return lambda x_BTD, *of_all: over_sequence(lambda whole: run(whole, *of_all), tp, x_BTD)
 
 
 def _dispatching(run: Experts, ep: DeviceMesh) -> Experts:
@@ -138,7 +141,7 @@ def over_sequence(run: Callable[[Tensor], Tensor], tp: DeviceMesh, x_BTD: Tensor
 
 def dispatched(run: Experts, ep: DeviceMesh, rows_RD: Tensor, counts: Tensor) -> Tensor:
     """`run` the experts of all ranks of `ep` on the rows of all; `rows_RD` are sorted by expert,
-    `counts` rows of each."""
+    `counts` rows of each, and those behind them are nobody's."""
     here = torch.empty_like(counts)
     dist.all_to_all_single(here, counts, group=ep.get_group())
     from_each = here.view(ep.size(), -1)
@@ -147,8 +150,11 @@ def dispatched(run: Experts, ep: DeviceMesh, rows_RD: Tensor, counts: Tensor) ->
     numbers = torch.arange(sum(received), device=counts.device)
     expert = torch.searchsorted(here.cumsum(0), numbers, right=True) % from_each.shape[1]
     order = expert.argsort(stable=True)
-    out = run(exchange_rows(rows_RD, sent, received, ep)[order], from_each.sum(0))[order.argsort()]
-    return exchange_rows(out, received, sent, ep)
+    nobodys = len(rows_RD) - sum(sent)
+    mine = rows_RD[: len(rows_RD) - nobodys] if nobodys else rows_RD
+    out = run(exchange_rows(mine, sent, received, ep)[order], from_each.sum(0))[order.argsort()]
+    out = exchange_rows(out, received, sent, ep)
+    return F.pad(out, (0, 0, 0, nobodys)) if nobodys else out
 
 
 def _sizes(

@@ -199,7 +199,7 @@ class DecoderProgram:
             self.batches,
             self.plan,
             clip_norm=recipe.clip_norm,
-            expert_bias_rate=recipe.expert_bias_rate,
+            balance=recipe.balance,
             guard=self.guard,
             skips_spikes=self.on_spike == "skip",
         )

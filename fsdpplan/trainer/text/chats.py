@@ -335,6 +335,10 @@ class ChatSequences:
         """Which of its tokens are answers'."""
         return self._row(number)[2]
 
+    def real(self, number: int) -> Tensor:
+        """Which of its tokens are a chat's."""
+        return self._row(number)[3]
+
     def texts(self) -> list[TextSource]:
         """None: they have been tokenized."""
         return []
@@ -347,7 +351,7 @@ class ChatSequences:
         """How often the chats have been read before sequence `number`."""
         return {str(self.path): number / self.windows}
 
-    def _read_row(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _read_row(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         epoch, position = divmod(number, self.windows)
         row = self._rows[shuffled(position, self.windows, key=f"{self.seed}:{epoch}")]
         tokens = torch.zeros(self.room, dtype=torch.int64)
@@ -360,7 +364,8 @@ class ChatSequences:
             tokens[end : end + len(read)] = read
             end += len(read)
         starts[end : end + 1] = True
-        return tokens & (COUNTED - 1), starts, (tokens & COUNTED).bool()
+        real = torch.arange(self.room) < end
+        return tokens & (COUNTED - 1), starts, (tokens & COUNTED).bool(), real
 
 
 def packed_rows(lengths: dict[int, int], *, room: int) -> list[array[int]]:

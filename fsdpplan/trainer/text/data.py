@@ -56,6 +56,10 @@ class Masked(Protocol):
         """Which tokens of sequence `number` the loss counts where they are targets."""
         ...
 
+    def real(self, number: int) -> Tensor:
+        """Which tokens of sequence `number` do more than fill it up."""
+        ...
+
 
 class InText(NamedTuple):
     """Where a sequence lies in some text."""
@@ -281,6 +285,13 @@ class MaskedMixture(Mixture):
         assert isinstance(source, Masked)
         return source.counted(turn.number)
 
+    def real(self, number: int) -> Tensor:
+        """Which of its tokens do more than fill it up."""
+        turn = self.order(number)
+        source = self.sources[turn.source]
+        assert isinstance(source, Masked)
+        return source.real(turn.number)
+
 
 def weights_of(shares: Sequence[Share], sources: Sequence[Source]) -> list[Fraction]:
     """What each share says, or else as many as its source has sequences."""
@@ -394,6 +405,9 @@ def micro_batches(
             batch = MicroBatch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
         if isinstance(sequences, Masked):
             batch = only_counted(batch, torch.stack([sequences.counted(n) for n in numbers]))
+            if plan.model.experts is not None:  # to which nothing is routed that fills up
+                real_BS = torch.stack([sequences.real(number) for number in numbers])
+                batch = batch._replace(real=real_BS[:, :-1].contiguous())
         batches.append(_own_part(batch, plan, rank))
     return [moved(batch, device) for batch in batches]
 
@@ -425,6 +439,7 @@ def _own_part(batch: MicroBatch, plan: PlanConfig, rank: int) -> MicroBatch:
         documents=batch.documents,
         longest=batch.longest,
         masked=None if batch.masked is None else (targets != IGNORED).sum()[None],
+        real=None if batch.real is None else batch.real[:, own],
     )
 
 

@@ -42,9 +42,11 @@ class MicroBatch(NamedTuple):
     masked: Tensor | None = None
     """(1,), int64: how many of the targets count; None: nothing but documents hides any. On all
     ranks of a step alike."""
+    real: Tensor | None = None
+    """(B, T), bool: which tokens do more than fill up their row; None: all, or nobody asks."""
 
 
-BESIDE_TOKENS = ("positions", "documents", "longest")
+BESIDE_TOKENS = ("positions", "documents", "longest", "real")
 """What a model is given of it beside its tokens."""
 
 
@@ -119,6 +121,17 @@ def counted_fraction(micro_batches: Sequence[MicroBatch]) -> Tensor | None:
     targets = sum(batch.targets.numel() for batch in micro_batches)
     # ranks that share targets count them alike, so the fraction stays
     both = torch.stack([counts.sum(), torch.full_like(counts[0], targets)])
+    dist.all_reduce(both)
+    return both[0] / both[1]
+
+
+def real_fraction(micro_batches: Sequence[MicroBatch]) -> Tensor | float:
+    """The fraction of a step's tokens that are real, over all ranks."""
+    found = [batch.real for batch in micro_batches if batch.real is not None]
+    if not found:
+        return 1.0
+    real = torch.stack([each.sum() for each in found]).sum()
+    both = torch.stack([real, torch.full_like(real, sum(each.numel() for each in found))])
     dist.all_reduce(both)
     return both[0] / both[1]
 

@@ -33,7 +33,9 @@ def test_what_is_missing_is_told(
 def test_what_was_written_is_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fsdpplan.cli.commands.export.export_checkpoint", lambda *_: "wrote it")
+    monkeypatch.setattr(
+        "fsdpplan.cli.commands.export.export_checkpoint", lambda *_, **__: "wrote it"
+    )
     given = ["export", "--checkpoint-dir", str(tmp_path), "--out", "model", "--json"]
     assert exit_code_of(given) == 0
     document = json.loads(capsys.readouterr().out)

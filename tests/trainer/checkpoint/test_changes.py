@@ -93,7 +93,8 @@ def test_more_steps_before_wsd_decays_are_only_said() -> None:
         ({"betas": (0.9, 0.99)}, "betas 0.9 0.95 there, 0.9 0.99 from here on"),
         ({"clip_norm": float("inf")}, "clip_norm 1 there, none from here on"),
         ({"eps": 1e-6}, "eps 1e-08 there, 1e-06 from here on"),
-        ({"expert_bias_rate": 0.0}, "expert_bias_rate 0.001 there, 0 from here on"),
+        ({"expert_bias_rate": 0.001}, "expert_bias_rate 0 there, 0.001 from here on"),
+        ({"router_aux_loss_coef": 0.02}, "router_aux_loss_coef 0 there, 0.02 from here on"),
         (
             {"groups": (parse_group("*:lr=2"),)},
             "groups none there, *:lr=2 from here on",

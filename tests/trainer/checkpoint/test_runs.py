@@ -19,12 +19,15 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
+from fsdpplan.trainer.checkpoint import runs
 from fsdpplan.trainer.checkpoint import storage as checkpoint_storage
 from fsdpplan.trainer.checkpoint.files import checkpoint_path, resumable
 from fsdpplan.trainer.checkpoint.progress import Progress
 from fsdpplan.trainer.checkpoint.runs import Checkpoints
+from fsdpplan.trainer.checkpoint.state import named_tensors
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError
+from fsdpplan.trainer.model.moe import mixtures
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
 from fsdpplan.trainer.parallel.assemble import Assembled, assemble
 from fsdpplan.trainer.step import train_step
@@ -115,6 +118,25 @@ def trained(folder: Path, *, saves: int = 2, **arguments: Any) -> Training:
 def same(left: list[Tensor], right: list[Tensor]) -> bool:
     """Whether values are equal to the bit."""
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def test_what_older_trainers_did_not_keep_of_a_mixture_stays_as_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shares are not known then: the auxiliary loss presses from the second step on."""
+    experts = {"experts": {"experts": 4, "active": 2, "hidden": 16}}
+
+    def older(*given: Any) -> Any:
+        return [each for each in named_tensors(*given) if not each[0][-1].endswith("shares")]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "named_tensors", older)
+        before = trained(tmp_path, saves=1, model=experts)
+    after = Training(tmp_path, model=experts)
+    after.begin("required")
+    assert same(before.weights(), after.weights())
+    assert not any(mixture.expert_shares.any() for mixture in mixtures(after.model))
+    after.step()
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsdpplan.trainer.config import ExpertsConfig, RouterConfig
 from fsdpplan.trainer.model import moe
-from fsdpplan.trainer.model.balance import BALANCE_SPEED, balance_experts
+from fsdpplan.trainer.model.balance import BALANCE_SPEED, Balance, balance_experts
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.feed_forward import activate
 from fsdpplan.trainer.model.moe import GroupedExperts, MixtureOfExperts, balanced, padded_places
@@ -182,11 +182,39 @@ def test_busy_experts_are_chosen_less_and_idle_ones_more() -> None:
     counts = first.counts.clone()
     assert counts.sum() == second.counts.sum() == 2 * 2 * 20
     busiest = max(first.counts.max(), second.counts.max())
-    imbalance = balance_experts(decoder, None)
-    assert imbalance == busiest / (80 / 6)
+    moved = Balance(bias_rate=BALANCE_SPEED)
+    found = balance_experts(decoder, None, decoder.config, moved)
+    assert found.imbalance == busiest / (80 / 6)
+    assert found.auxiliary_loss is None
     expected = BALANCE_SPEED * torch.sign(80 / 6 - counts)
     torch.testing.assert_close(first.expert_bias, expected)
     assert not first.counts.any()
+
+
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+@pytest.mark.parametrize("hidden", [24, 23], ids=["one kernel", "a loop"])
+def test_real_tokens_are_as_if_nothing_filled_up_their_rows(mlp: str, hidden: int) -> None:
+    """Outputs, gradients, loads, and what presses the router."""
+    built = mixture(mlp, hidden, bias=True, router_bias=True, shared_hidden=8)
+    built.is_pressed = True
+    built.pressure.copy_(torch.randn(5))
+    x = torch.randn(2, 9, HIDDEN)
+    real = torch.arange(9).expand(2, 9) < torch.tensor([[9], [2]])
+    found = []
+    for rows, mask in ((x[real][None], None), (x, real)):
+        leaf = rows.clone().requires_grad_()
+        out = built(leaf, mask)
+        kept = out[0] if mask is None else out[mask]
+        gradients = torch.autograd.grad(kept.square().sum(), [leaf, *built.parameters()])
+        of_x = gradients[0][0] if mask is None else gradients[0][mask]
+        if mask is not None:
+            assert not gradients[0][~mask].any()
+        found.append(
+            [kept, of_x, *gradients[1:], built.counts.clone(), built.probabilities.clone()]
+        )
+        built.counts.zero_()
+        built.probabilities.zero_()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
 def test_biases_are_saved_and_counts_are_not() -> None:
@@ -204,15 +232,16 @@ def test_a_router_that_prefers_one_expert_is_balanced_in_time() -> None:
     spread = []
     for _ in range(60):
         built(x)
-        found = balance_experts(built, None)
-        assert found is not None
-        spread.append(float(found))
+        found = balance_experts(built, None, tiny().config, Balance(bias_rate=BALANCE_SPEED))
+        assert found.imbalance is not None
+        spread.append(float(found.imbalance))
     assert spread[0] > 2
     assert min(spread[-20:]) < 1.5
 
 
 def test_a_dense_model_has_nothing_to_balance() -> None:
-    assert balance_experts(Decoder(plans.config_of()), None) is None
+    dense = Decoder(plans.config_of())
+    assert balance_experts(dense, None, dense.config, Balance()).imbalance is None
 
 
 @settings(max_examples=20, deadline=None)

@@ -37,6 +37,7 @@ def test_losses_and_norms_are_those_of_one_process(measured: dict[str, Any], nam
     found, expected = measured[name], measured[LAYOUTS[name][0]]
     assert found["losses"] == pytest.approx(expected["losses"], abs=5e-6)
     assert found["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+    assert found["auxiliary"] == pytest.approx(expected["auxiliary"], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", BF16)

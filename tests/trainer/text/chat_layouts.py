@@ -12,7 +12,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.evaluation import HeldOut, evaluate
+from fsdpplan.trainer.evaluation import HeldOut, evaluate, find_shares
+from fsdpplan.trainer.model.balance import Balance, balance_experts
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.weights import initialise
 from fsdpplan.trainer.optimizer import make_optimizer
@@ -39,6 +40,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp": PIPED | {"dp_shard": 2},
     "tp_pp_pieces": SPLIT | PIPED | {"loss_chunks": 5},
 }
+MIXTURE = MODEL | {"experts": {"experts": 6, "active": 2, "hidden": 20, "shared_hidden": 16}}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixture ddp": losses.DDP,
+    "mixture ep twice": losses.FSDP | losses.TWICE | {"ep": 2, "gradient_sync": "last"},
+    "mixture tp ep": SPLIT | {"dp_shard": 2, "ep": 2, "activation_checkpointing": "op"},
+    "mixture cp": {"cp": 2, "dp_shard": 2, "activation_checkpointing": "full"},
+    "mixture pp": PIPED | {"dp_shard": 2},
+}
 
 
 def measure_all(out: Path) -> None:
@@ -49,10 +58,15 @@ def measure_all(out: Path) -> None:
         text = plans.plan_text(model=MODEL, training=TRAINING, **layout)
         for packs in (False, True):
             results[f"{name} {packs}"] = fine_tuned(text, out.parent, packs=packs)
+    for name, layout in jobs.asked_of(MIXTURES).items():
+        text = plans.plan_text(model=MIXTURE, training=TRAINING, **layout)
+        for packs in (False, True):
+            results[f"{name} {packs}"] = fine_tuned(text, out.parent, packs=packs)
     if dist.get_rank() == 0:
         for packs in (False, True):
             chats = json.loads((out.parent / f"{packs}.json").read_text(encoding="utf-8"))
-            results[f"reference {packs}"] = plain_loop(chats)
+            results[f"reference {packs}"] = plain_loop(chats, MODEL)
+            results[f"mixture reference {packs}"] = plain_loop(chats, MIXTURE)
     jobs.leave_with(results, out)
 
 
@@ -68,12 +82,24 @@ def fine_tuned(text: str, folder: Path, *, packs: bool) -> dict[str, Any]:
     assert sequences.windows == ROWS
     assembled = assemble(plan, losses.CPU, seed=0)
     optimizer = make_optimizer(assembled.model, losses.RECIPE)
-    found: dict[str, list[float]] = {"losses": [], "norms": []}
+    found: dict[str, list[float]] = {"losses": [], "norms": [], "auxiliary": []}
     for step in range(STEPS):
         batches = micro_batches(
             sequences, plan, first=step * 8, rank=dist.get_rank(), device=losses.CPU, packs=packs
         )
-        output = train_step(assembled, optimizer, batches, plan, clip_norm=losses.RECIPE.clip_norm)
+        if step == 0 and plan.model.experts is not None:
+            find_shares(assembled, batches, plan, losses.BALANCE)
+        output = train_step(
+            assembled,
+            optimizer,
+            batches,
+            plan,
+            clip_norm=losses.RECIPE.clip_norm,
+            balance=losses.BALANCE,
+        )
+        if output.balanced is not None:
+            assert output.balanced.auxiliary_loss is not None
+            found["auxiliary"].append(output.balanced.auxiliary_loss.item())
         loss = output.loss.clone()
         dist.all_reduce(loss)
         found["losses"].append(loss.item() * plan.layout.pp / dist.get_world_size())
@@ -83,27 +109,42 @@ def fine_tuned(text: str, folder: Path, *, packs: bool) -> dict[str, Any]:
     return found | {"held_out": judged.loss, "targets": judged.targets}
 
 
-def plain_loop(chats: Sequence[tuple[list[int], list[int]]]) -> dict[str, Any]:
+def plain_loop(
+    chats: Sequence[tuple[list[int], list[int]]], model: dict[str, Any]
+) -> dict[str, Any]:
     """Each chat by itself, with its tokens and its mask: steps on the mean over all that counts."""
-    plan = parse_plan(plans.plan_text(model=MODEL, training=TRAINING))
+    plan = parse_plan(plans.plan_text(model=model, training=TRAINING))
     decoder = Decoder(plan.model)
     initialise(decoder, seed=0, layers=plan.model.layers)
     optimizer = make_optimizer(decoder, losses.RECIPE)
     targets = sum(sum(mask[1:]) for _, mask in chats)
-    found: dict[str, list[float]] = {"losses": [], "norms": []}
+    found: dict[str, list[float]] = {"losses": [], "norms": [], "auxiliary": []}
+    shares = None
     for step in range(STEPS + 1):
         optimizer.zero_grad()
-        whole = 0.0
-        for ids, mask in chats:
-            tokens, counts = torch.tensor(ids), torch.tensor(mask[1:], dtype=torch.bool)
-            logits = decoder(tokens[None, :-1])[0]
-            loss = F.cross_entropy(logits[counts], tokens[1:][counts], reduction="sum") / targets
-            loss.backward()
-            whole += loss.item()
+        with losses.Routed(decoder) as seen:
+            whole = torch.stack([_sum_of_chat(decoder, *chat) for chat in chats]).sum() / targets
         if step == STEPS:
-            return found | {"held_out": whole, "targets": targets}
+            return found | {"held_out": whole.item(), "targets": targets}
+        pressed: torch.Tensor | float = 0.0
+        if seen.mixtures:
+            shares = seen.shares() if shares is None else shares
+            pressed = losses.BALANCE.auxiliary * seen.auxiliary_loss(shares)
+        (whole + pressed).backward()
         norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), losses.RECIPE.clip_norm)
         optimizer.step()
-        found["losses"].append(whole)
+        if seen.mixtures:
+            shares = seen.shares()
+            found["auxiliary"].append(seen.auxiliary_loss(shares).item())
+            alone = Balance(bias_rate=losses.BALANCE.bias_rate)
+            balance_experts(decoder, None, plan.model, alone)
+        found["losses"].append(whole.item())
         found["norms"].append(norm.item())
     raise AssertionError
+
+
+def _sum_of_chat(decoder: Decoder, ids: list[int], mask: list[int]) -> torch.Tensor:
+    """The loss of a chat's targets. All its tokens are routed, the last one, too."""
+    tokens, counts = torch.tensor(ids), torch.tensor(mask[1:], dtype=torch.bool)
+    logits = decoder(tokens[None])[0, :-1]
+    return F.cross_entropy(logits[counts], tokens[1:][counts], reduction="sum")

@@ -61,6 +61,20 @@ def test_a_layout_learns_chats_as_a_plain_loop_does(results: Results, name: str)
         assert found["targets"] == expected["targets"]
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", chat_layouts.MIXTURES)
+def test_what_fills_up_rows_is_routed_nowhere_and_counted_nowhere(
+    results: Results, name: str
+) -> None:
+    """Chats by themselves have none: losses, gradients and what balances experts are as there."""
+    for packs in (False, True):
+        found, expected = results[f"{name} {packs}"], results[f"mixture reference {packs}"]
+        assert found["losses"] == pytest.approx(expected["losses"], rel=LOSS_TOLERANCE)
+        assert found["norms"] == pytest.approx(expected["norms"], rel=NORM_TOLERANCE)
+        assert found["auxiliary"] == pytest.approx(expected["auxiliary"], rel=LOSS_TOLERANCE)
+        assert found["held_out"] == pytest.approx(expected["held_out"], rel=LOSS_TOLERANCE)
+
+
 def test_a_run_says_what_it_learns_and_goes_on_to_the_chat(tmp_path: Path) -> None:
     tokenizer = chat_cases.make_tokenizer(tmp_path / "tokenizer", chat_cases.CHATML)
     data = chat_cases.write_chats(tmp_path / "chats.jsonl", MANY)
