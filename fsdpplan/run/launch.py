@@ -24,7 +24,7 @@ from fsdpplan.emit.slurm.header import (
 )
 from fsdpplan.emit.slurm.script import render_launch
 from fsdpplan.emit.targets import OTHER_TRAINERS, Target, render
-from fsdpplan.emit.trainer_program import Trainer
+from fsdpplan.emit.trainer_program import Trainer, planned_steps, said_steps
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.table import read_text
@@ -100,21 +100,27 @@ def program_problem(layout: Layout, plan: Plan, job: Job) -> str | None:
     return script_problem(replace(plan.case, layout=layout))
 
 
-def packing_as_planned(plan: Plan, job: Job) -> Job:
-    """`job` with the trainer told what the plan says of documents. Raises SpecError where the plan
-    was not made for what the job asks for."""
+def job_as_planned(plan: Plan, job: Job) -> Job:
+    """`job` with the trainer told what the plan says of documents and tokens. Raises SpecError
+    where the plan was not made for what the job asks for."""
     if not isinstance(job.program, Trainer):
         return job
-    if plan.training.packed and job.program.pack is False:
+    planned_steps(job.program, plan.training)
+    program = replace(job.program, steps=said_steps(job.program, plan.training))
+    return replace(job, program=_packed_as_planned(plan, program))
+
+
+def _packed_as_planned(plan: Plan, program: Trainer) -> Trainer:
+    if plan.training.packed and program.pack is False:
         raise SpecError(
             "the plan is of packed documents, in time and memory: leave --no-pack out, or plan "
             "again with fsdpplan recommend --no-pack"
         )
     if plan.training.packed:
-        return replace(job, program=replace(job.program, pack=True))
-    if job.program.pack:
+        return replace(program, pack=True)
+    if program.pack:
         _require_packable(plan)
-    return job
+    return program
 
 
 def _require_packable(plan: Plan) -> None:
@@ -127,7 +133,7 @@ def _require_packable(plan: Plan) -> None:
 def emit_script(plan: Plan, job: Job) -> str:
     """The job script of `plan`, for this version of fsdpplan."""
     require_program(plan, job)
-    job = packing_as_planned(plan, job)
+    job = job_as_planned(plan, job)
     carried = job_plan(plan)
     return render_launch(
         plan=carried, plan_json=carried_json(carried), job=job, version=__version__
@@ -138,7 +144,7 @@ def launch_text(target: Target, *, plan: Plan, job: Job, pods: Pods | None = Non
     """The text that launches `plan` at `target`, by this version of fsdpplan."""
     if target not in OTHER_TRAINERS:
         require_program(plan, job)
-        job = packing_as_planned(plan, job)
+        job = job_as_planned(plan, job)
     carried = job_plan(plan)
     order = Order(
         plan=carried,

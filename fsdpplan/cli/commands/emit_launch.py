@@ -32,6 +32,7 @@ from fsdpplan.cli.resolve.job import (
     require_its_libraries,
     require_its_recipe,
     require_its_weights,
+    steps_sentence,
     with_this_python,
 )
 from fsdpplan.cli.resolve.torch import settled_plan, torch_of_job
@@ -48,7 +49,7 @@ from fsdpplan.files.plans import carried_json
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.folder import write_job_folder
 from fsdpplan.run.known import with_best_interval
-from fsdpplan.run.launch import launch_text
+from fsdpplan.run.launch import job_as_planned, launch_text
 from fsdpplan.run.rehearse import rehearse as program
 from fsdpplan.run.rehearse.ranks import DEFAULT_RANKS, chosen_ranks
 from fsdpplan.search.recommend import price_of_weak_nodes, without_excluded
@@ -122,6 +123,9 @@ def emit_launch(
     require_its_weights(chosen, asked)
     require_its_chats(asked)
     if target not in OTHER_TRAINERS:
+        if steps := steps_sentence(chosen, asked):
+            tell(steps)
+        asked = job_as_planned(chosen, asked)
         for sentence in require_its_recipe(chosen, asked):
             tell(f"the run that goes on: {sentence}")
     require_its_libraries(chosen, asked)

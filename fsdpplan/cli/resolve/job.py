@@ -34,6 +34,7 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
 from fsdpplan.spec.training import program_named
 from fsdpplan.topology.probe import lacking_packages
+from fsdpplan.units import format_count
 
 
 def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
@@ -116,6 +117,16 @@ def require_its_chats(job: Job) -> None:
             "--sft needs the Python package tokenizers, which this Python has not: pip install "
             "tokenizers, or name the job's own by --python"
         )
+
+
+def steps_sentence(plan: Plan, job: Job) -> str | None:
+    """How far the job trains because its plan says so; None where the job says so, or nothing."""
+    tokens, steps = plan.training.tokens, plan.training.steps
+    if not isinstance(job.program, Trainer) or job.program.steps is not None:
+        return None
+    if tokens is None or steps is None:
+        return None
+    return f"trains the plan's {format_count(tokens)} tokens, {steps:,} steps (or give --steps)"
 
 
 def require_its_recipe(plan: Plan, job: Job) -> list[str]:

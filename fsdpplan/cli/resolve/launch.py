@@ -19,6 +19,7 @@ from fsdpplan.cli.resolve.job import (
     require_its_libraries,
     require_its_recipe,
     require_its_weights,
+    steps_sentence,
     with_this_python,
 )
 from fsdpplan.cost.step import estimate
@@ -30,7 +31,14 @@ from fsdpplan.errors import SpecError
 from fsdpplan.run.engines.machine import Target, choose_target, this_machine
 from fsdpplan.run.follow.jobs import RecordedRun, chosen_run
 from fsdpplan.run.known import with_best_interval
-from fsdpplan.run.launch import Launch, emit_script, is_plan, read_launch, resolve_launch
+from fsdpplan.run.launch import (
+    Launch,
+    emit_script,
+    is_plan,
+    job_as_planned,
+    read_launch,
+    resolve_launch,
+)
 from fsdpplan.run.outcome import Manner
 from fsdpplan.run.plans import read_plan
 from fsdpplan.run.rehearse.smoke import smoke_plan
@@ -113,9 +121,10 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         return Started(launch=launch, target="here", folder=folder, python=python, remarks=remarks)
     emits = options.source == "plan" or not os.path.exists(folder / SCRIPT_NAME)
     asked = job or (Job(python=sys.executable) if emits else None)
-    saves = ""
+    said: list[str | None] = []
     if emits and asked is not None and saves_to(asked) is not None:
         asked, saves = with_best_interval(asked, read_plan(plan), measured=runs_of(LedgerOptions()))
+        said.append(saves)
     launch = resolve_launch(
         folder,
         plan_file=None if plan == DEFAULT_PLAN else Path(plan),
@@ -126,7 +135,9 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         require_its_weights(launch.plan, asked)
         require_its_chats(asked)
         require_its_libraries(launch.plan, asked)
-    otherwise = () if asked is None else tuple(require_its_recipe(launch.plan, asked))
+        said.append(steps_sentence(launch.plan, asked))
+        asked = job_as_planned(launch.plan, asked)
+        said += require_its_recipe(launch.plan, asked)
     if options.fallback is not None and not emits:
         raise SpecError(
             f"--fallback emits a script for each layout, and {SCRIPT_NAME} stands here: add --from "
@@ -134,13 +145,14 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         )
     target, emitted_for = _target(launch, options), asked if emits else None
     gap = None if emitted_for is None else gap_of(launch.plan, emitted_for)
+    said.append(None if gap is None else gap.sentences)
     return Started(
         launch=launch,
         target=target,
         folder=folder,
         job=emitted_for,
         python=None if emitted_for is None else emitted_for.python,
-        remarks=(*otherwise, *filter(None, [saves]), *(() if gap is None else (gap.sentences,))),
+        remarks=tuple(filter(None, said)),
     )
 
 
