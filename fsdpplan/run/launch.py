@@ -20,6 +20,7 @@ from fsdpplan.emit.slurm.header import (
     plan_digest,
     read_header,
     read_job_folder,
+    read_own_program,
     read_plan_json,
 )
 from fsdpplan.emit.slurm.script import render_launch
@@ -61,11 +62,23 @@ class Launch:
     kind: Kind = "script"
     plan_file: str | None = None
     """Text of the plan where it is a file beside the script, in place of being inside."""
+    shrunk: bool = False
+    """Whether a tiny model stands for the plan's."""
 
     @property
     def file_name(self) -> str:
         """What it is called in a run's folder."""
         return _NAMES[self.kind]
+
+    @property
+    def own_program(self) -> str | None:
+        """The user's own program that it runs; None: the reference trainer."""
+        return read_own_program(self.script)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether its plan prices the model that it trains: an own program shrinks nothing."""
+        return not self.shrunk or self.own_program is None
 
     @property
     def saves(self) -> bool:
@@ -195,6 +208,7 @@ def is_plan(path: Path) -> bool:
 def read_launch(path: Path) -> Launch:
     """The job script or manifest of ours at `path`; anything else is refused."""
     script = read_text(path, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
+    _require_shebang_first(script, path)
     text = _plan_text(script, path)
     return Launch(
         script=script,
@@ -203,6 +217,36 @@ def read_launch(path: Path) -> Launch:
         kind="script" if script.startswith("#!") else "manifest",
         plan_file=None if read_job_folder(script) is None else text + "\n",
     )
+
+
+def _require_shebang_first(script: str, path: Path) -> None:
+    """Refuse a job script of ours that something was put above: the first line says what runs a
+    script, and options of sbatch count before the first command only."""
+    lines = script.splitlines()
+    begins = next((number for number, line in enumerate(lines) if line.startswith("#!")), None)
+    asks = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
+    if begins is None and not asks:
+        return  # a manifest
+    if begins is None:
+        raise SpecError(
+            f"{path} asks things of sbatch and does not begin with #!/bin/bash: put that into its "
+            "first line"
+        )
+    if begins:
+        above = next(filter(None, map(str.strip, lines[:begins])), None)
+        stray = "an empty line" if above is None else repr(above)
+        raise SpecError(
+            f"{path} has {stray} above its {lines[begins]}, which must be the first line of a job "
+            "script: remove what is above it"
+        )
+    commands = (n for n, line in enumerate(lines) if line.strip() and not line.startswith("#"))
+    first = next(commands, len(lines))
+    if asks and first < asks[0]:
+        raise SpecError(
+            f"{path} has a command in line {first + 1} ({lines[first].strip()!r}) above its "
+            "#SBATCH lines, which sbatch then ignores: move it below them, or emit it by "
+            "--env-setup"
+        )
 
 
 def _from_plan(plan_path: Path, *, job: Job, folder: Path) -> Launch:

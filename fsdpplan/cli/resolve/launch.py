@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from fsdpplan.cli.options.files import DEFAULT_PLAN, LedgerOptions
 from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOptions, SurvivalOptions
@@ -188,7 +189,10 @@ def _target(launch: Launch, options: RunOptions) -> Target:
     _require_sockets_meant(launch, options)
     target: Target = "kubernetes"
     if launch.kind == "script":
-        target = choose_target(plan=launch.plan, machine=this_machine(), asked=options.target)
+        asked = options.target or (None if options.chain is None else "slurm")
+        target = choose_target(
+            plan=launch.plan, machine=this_machine(), asked=asked, starts=not options.dry_run
+        )
     elif options.target is not None:
         raise SpecError(
             f"{launch.origin} is a manifest, which runs on Kubernetes: leave out --target, or emit "
@@ -208,8 +212,8 @@ def _require_chain_meant(launch: Launch, target: Target, options: RunOptions) ->
         return
     if target != "slurm":
         raise SpecError(
-            "--chain submits jobs that wait for each other, which is Slurm's: leave it out, or add "
-            "--target slurm where there is one"
+            "--chain submits jobs that wait for each other, which is Slurm's: leave it out, or run "
+            "a job script with --target slurm where there is one"
         )
     if not launch.saves:
         raise SpecError(
@@ -241,7 +245,9 @@ def _smoke(plan: str, options: RunOptions, job: Job | None) -> Launch:
     if isinstance(asked.program, Trainer) and asked.program.steps is None:
         asked = replace(asked, program=replace(asked.program, steps=SMOKE_STEPS))
     small = smoke_plan(plan=read_plan(plan), estimate=estimate)
-    return Launch(script=emit_script(small, asked), plan=small, origin=f"smoke run of {plan}")
+    return Launch(
+        script=emit_script(small, asked), plan=small, origin=f"smoke run of {plan}", shrunk=True
+    )
 
 
 def require_alone(
@@ -287,17 +293,18 @@ def prepare_again(again: AgainOptions, options: RunOptions) -> Started:
         )
     return Started(
         launch=launch,
-        target=_target_again(launch, run.record.engine),
+        target=_target_again(launch, run.record.engine, starts=not options.dry_run),
         folder=Path(run.record.folder),
         again=run,
         attaches=bool(again.attach),
     )
 
 
-def _target_again(launch: Launch, engine: Target) -> Target:
+def _target_again(launch: Launch, engine: Target, *, starts: bool) -> Target:
     """A run of this host may have been one in an allocation, and is where there is one again."""
     if engine != "here":
         return engine
     machine = this_machine()
     inside = machine.allocation_nodes == launch.plan.cluster.nodes
-    return choose_target(plan=launch.plan, machine=machine, asked=None if inside else "here")
+    asked: Literal["here"] | None = None if inside else "here"
+    return choose_target(plan=launch.plan, machine=machine, asked=asked, starts=starts)
