@@ -40,9 +40,10 @@ from fsdpplan.cli.views.render import note, tell
 from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job, excluded_hosts, left_out, trial_words
+from fsdpplan.emit.kubernetes.adapters import adapter_words
 from fsdpplan.emit.nccl.cloud import gap_of
 from fsdpplan.emit.slurm.header import job_plan, plan_digest
-from fsdpplan.emit.targets import OTHER_TRAINERS, Target
+from fsdpplan.emit.targets import ON_KUBERNETES, OTHER_TRAINERS, Target
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import GateFailed, SpecError
 from fsdpplan.files.plans import carried_json
@@ -153,6 +154,8 @@ def emit_launch(
         note(f"wrote {emit.out}; next: sbatch {emit.out / SCRIPT_NAME}")
     if saves:
         tell(saves)
+    if target in ON_KUBERNETES and (adapters := adapter_words(chosen, pods_of(pods))):
+        tell(adapters)
     if target not in OTHER_TRAINERS and (trial := trial_sentence(asked)):
         tell(trial)
     if json:
