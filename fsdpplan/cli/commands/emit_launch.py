@@ -31,6 +31,7 @@ from fsdpplan.cli.resolve.job import (
     require_its_chats,
     require_its_libraries,
     require_its_recipe,
+    require_its_script,
     require_its_weights,
     steps_sentence,
     with_this_python,
@@ -123,6 +124,8 @@ def emit_launch(
     chosen = without_excluded(chosen, excluded)
     require_its_weights(chosen, asked)
     require_its_chats(asked)
+    if target in SAME_PYTHON:
+        require_its_script(asked)
     if target not in OTHER_TRAINERS:
         if steps := steps_sentence(chosen, asked):
             tell(steps)

@@ -100,6 +100,20 @@ def require_its_weights(plan: Plan, job: Job) -> None:
             )
 
 
+def require_its_script(job: Job) -> None:
+    """Raise SpecError where the program of the user's own is not where this host would have it. A
+    container may hold it, and so may another host a folder that this one has not."""
+    if isinstance(job.program, Trainer) or job.container is not None:
+        return
+    script = Path(job.program.script)
+    if script.is_file() or (script.is_absolute() and not script.parent.is_dir()):
+        return
+    raise SpecError(
+        f"--script {job.program.script}: there is no such file here; give the path of the Python "
+        "file that every rank runs, such as --script train.py"
+    )
+
+
 def require_its_chats(job: Job) -> None:
     """Raise SpecError where `--sft` has nothing to fine-tune on, as far as this host can tell: no
     chats, no template, or a Python without what tokenizes them."""

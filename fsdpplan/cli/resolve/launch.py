@@ -19,6 +19,7 @@ from fsdpplan.cli.resolve.job import (
     require_its_chats,
     require_its_libraries,
     require_its_recipe,
+    require_its_script,
     require_its_weights,
     steps_sentence,
     with_this_python,
@@ -135,6 +136,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
     if asked is not None:
         require_its_weights(launch.plan, asked)
         require_its_chats(asked)
+        require_its_script(asked)
         require_its_libraries(launch.plan, asked)
         said.append(steps_sentence(launch.plan, asked))
         asked = job_as_planned(launch.plan, asked)
@@ -242,6 +244,7 @@ def _smoke(plan: str, options: RunOptions, job: Job | None) -> Launch:
             "them out"
         )
     asked = job or Job(python=sys.executable)
+    require_its_script(asked)
     if isinstance(asked.program, Trainer) and asked.program.steps is None:
         asked = replace(asked, program=replace(asked.program, steps=SMOKE_STEPS))
     small = smoke_plan(plan=read_plan(plan), estimate=estimate)
