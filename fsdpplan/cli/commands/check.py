@@ -10,13 +10,18 @@ import typer
 
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
-from fsdpplan.cli.options.parse import line, path
+from fsdpplan.cli.options.parse import line, path, positive
 from fsdpplan.cli.views.check import PlanCheck, check_json, check_screen, quantities_screen
 from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cost.goodput import goodput
 from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
+from fsdpplan.files.prices import price_of
 from fsdpplan.run.detect import software_here
+from fsdpplan.run.known import known_reliability
 from fsdpplan.run.plans import read_plan
+from fsdpplan.spec.plan import Plan
+from fsdpplan.validate.check.conditions import NUMBER, Quantity
 from fsdpplan.validate.check.conditions import check as condition
 from fsdpplan.validate.check.lock import lock_differences, locked, read_lock, write_lock
 from fsdpplan.validate.check.quantities import plan_quantities
@@ -56,6 +61,22 @@ class CheckOptions:
         bool | None,
         Flag(name="--again", help="Predict again, by this fsdpplan; else what the plan says."),
     ] = None
+    price: Annotated[
+        float | None,
+        Flag(
+            metavar="2.10",
+            parse=positive(example="2.10"),
+            help="Dollars per GPU hour, for conditions on cost.",
+        ),
+    ] = None
+    provider: Annotated[
+        str | None,
+        Flag(
+            metavar="aws|azure|lambda|...",
+            parse=line,
+            help="Its price on demand, of a dated table, in place of --price.",
+        ),
+    ] = None
     show: Annotated[
         bool | None,
         Flag(name="--list", help="List the quantities that a condition may name."),
@@ -78,6 +99,7 @@ def check(*, plan: PlanFile = DEFAULT_PLAN, options: CheckOptions, json: Json = 
     if options.again:
         found = replace(found, estimate=estimate(found.case), alternatives=())
     quantities = plan_quantities(found)
+    quantities |= of_its_machines(found, options, gpu_hours=quantities["gpu_hours"])
     conditions = tuple(condition(text, quantities) for text in options.conditions)
     differs, written = None, None
     if options.lock is not None:
@@ -108,3 +130,24 @@ def check(*, plan: PlanFile = DEFAULT_PLAN, options: CheckOptions, json: Json = 
     if failed is not None:
         tell(str(failed))
         raise typer.Exit(failed.exit_code)
+
+
+def of_its_machines(
+    plan: Plan, options: CheckOptions, *, gpu_hours: Quantity
+) -> dict[str, Quantity]:
+    """What the plan's machines keep of its time and cost: `goodput`, of failures as `recommend
+    --goodput` knows them, and `cost` in dollars; None where nobody knows."""
+    if options.price is not None and options.provider is not None:
+        raise SpecError("--price and --provider contradict each other: give one of them")
+    price, kept, cost = options.price, None, None
+    if options.provider is not None:
+        price = price_of(options.provider, plan.cluster.device.name).usd_per_gpu_hour
+    if price is not None and isinstance(gpu_hours.value, float | int):
+        cost = gpu_hours.value * price
+    if plan.cluster.device.kind == "cuda" or plan.failures is not None:
+        reliability = known_reliability(plan.cluster, plan.failures).value
+        kept = goodput(plan.case, plan.estimate, reliability).fraction.expected
+    return {
+        "goodput": Quantity(value=kept, kind=NUMBER),
+        "cost": Quantity(value=cost, kind=NUMBER),
+    }

@@ -169,11 +169,18 @@ def _price(goal: Goal, cluster: Cluster) -> Resolved[float | None]:
         f"${row.usd_per_gpu_hour:,.2f} a GPU hour, on demand at {provider} ({row.offer}): read on "
         f"{row.read_on}, {age:,} days ago (--price)"
     )
+    theirs = None if cluster.network is None else cluster.network.provider
+    doubts = []
+    if theirs is not None and theirs != provider:
+        doubts.append(
+            f"{cluster.name} is a machine of {theirs}, and the price is one of {provider}: name a "
+            f"machine of {provider} by --hardware, or the price of {theirs} by --provider {theirs}"
+        )
     aged = f"the price of {provider} is {age:,} days old: see {row.page}, and type it as --price"
     return Resolved(
         value=row.usd_per_gpu_hour,
         assumptions=(said,),
-        warnings=(aged,) if age > AGED_DAYS else (),
+        warnings=(*doubts, *((aged,) if age > AGED_DAYS else ())),
     )
 
 

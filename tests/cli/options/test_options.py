@@ -347,6 +347,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     on_a_machine_without_gpus(monkeypatch)
     monkeypatch.syspath_prepend(STAND_INS)  # for dashboards
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
     assert exit_code_of(DEMO) == 0
     return tmp_path
 
@@ -458,6 +459,7 @@ def test_what_another_software_trains_is_launched_by_a_program_of_ones_own(
     monkeypatch.chdir(tmp_path)
     answer(capsys, *SEARCH, "--runtime", "autocast")
     assert exit_code_of(["emit-launch"]) == 2
+    (tmp_path / "own.py").write_text("")
     assert exit_code_of(["emit-launch", "--script", "own.py"]) == 0
 
 
