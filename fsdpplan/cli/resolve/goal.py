@@ -33,6 +33,7 @@ from fsdpplan.cost.bill import Bill, Draw, Terms, bill, chance_in_time, least_se
 from fsdpplan.cost.goodput import goodput
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.prices import price_of
+from fsdpplan.files.profiles.catalogue import load_node, profile_names
 from fsdpplan.run.known import known_draw
 from fsdpplan.search.objective import OBJECTIVES, Objective, Offer, best, frontier, leaner
 from fsdpplan.search.question import LEAST_GAIN_FRACTION, ObjectiveName
@@ -169,7 +170,7 @@ def _price(goal: Goal, cluster: Cluster) -> Resolved[float | None]:
         f"${row.usd_per_gpu_hour:,.2f} a GPU hour, on demand at {provider} ({row.offer}): read on "
         f"{row.read_on}, {age:,} days ago (--price)"
     )
-    theirs = None if cluster.network is None else cluster.network.provider
+    theirs = _cloud_of(cluster)
     doubts = []
     if theirs is not None and theirs != provider:
         doubts.append(
@@ -182,6 +183,14 @@ def _price(goal: Goal, cluster: Cluster) -> Resolved[float | None]:
         assumptions=(said,),
         warnings=(*doubts, *((aged,) if age > AGED_DAYS else ())),
     )
+
+
+def _cloud_of(cluster: Cluster) -> str | None:
+    """Whose machines they are; None where that is not known. One node has no network to say so."""
+    network = cluster.network
+    if network is None and cluster.name in profile_names("node"):
+        network = load_node(cluster.name).network
+    return None if network is None else network.provider
 
 
 def _draw(goal: Goal, cluster: Cluster) -> Resolved[Draw | None]:
