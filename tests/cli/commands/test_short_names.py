@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fsdpplan.cli.app import exit_code_of
 from fsdpplan.errors import ProfileNotFound, SpecError
 from fsdpplan.files.profiles.catalogue import load_machines, profile_names, usual_node
-from tests.cli.small import exit_code_of, on_a_machine_without_gpus
+from tests.cli.small import on_a_machine_without_gpus
 
 SHORT = ("estimate", "--model", "llama-3.2-1b", "--gpus", "8")
 
@@ -113,3 +114,11 @@ def test_conditions_know_goodput_and_cost(capsys: pytest.CaptureFixture[str]) ->
     assert exit_code_of([*held, "--assert", "cost < 1e6"]) == 2
     assert exit_code_of([*held, "--provider", "azure", "--price", "2"]) == 2
     capsys.readouterr()
+
+
+def test_the_list_says_how_many_adapters_a_node_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(["profiles", "hdr", "--kind", "node"]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
+    assert rows["dgx-a100-80g-hdr"][-3:] == ["8", "x", "25"]
+    assert rows["dgx-a100-80g-hdr1"][-3:] == ["1", "x", "25"]
+    assert "adapters" in rows["name"]
