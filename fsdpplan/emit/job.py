@@ -271,7 +271,7 @@ def _training_words(program: Trainer, job: Job) -> str:
     kept = "without checkpoints" + ("" if starts_again(job) else ", so it starts once")
     if program.checkpoint_dir is not None:
         kept = f"with checkpoints in {program.checkpoint_dir}"
-    return f"{steps} steps on {data}, {kept}"
+    return f"{steps:,} steps on {data}, {kept}"
 
 
 def saves_to(job: Job) -> str | None:

@@ -38,6 +38,9 @@ _MODULES = {
 }
 """Module of each target, with a function `render(order)`; imported only where it is asked for."""
 
+ON_KUBERNETES = frozenset({"kubernetes", "pytorchjob", "jobset", "volcano"})
+"""Targets whose ranks are in pods."""
+
 OTHER_TRAINERS = frozenset({"torchtitan", "megatron", "accelerate"})
 """Targets whose program is neither fsdpplan's nor the user's."""
 

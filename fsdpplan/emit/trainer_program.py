@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -464,7 +464,6 @@ class Trainer:
 
     def _check_schedule(self) -> None:
         kind = self.lr_schedule or "cosine"
-        steps = DEFAULT_STEPS if self.steps is None else self.steps
         peak = DEFAULT_LEARNING_RATE if self.learning_rate is None else self.learning_rate
         if self.min_lr is not None and kind == "constant":
             raise SpecError("min_lr has no meaning with lr_schedule constant: leave --min-lr out")
@@ -477,11 +476,13 @@ class Trainer:
                 f"decay_steps is of lr_schedule wsd, not of {kind}: leave --decay-steps out, or "
                 "add --lr-schedule wsd"
             )
-        warmup, decay = warmup_steps(self, steps), decay_steps(self, steps)
-        if kind == "wsd" and warmup + decay > steps:
+        if kind != "wsd" or self.steps is None:  # the plan may say how many: `require_meaning`
+            return
+        warmup, decay = warmup_steps(self, self.steps), decay_steps(self, self.steps)
+        if warmup + decay > self.steps:
             raise SpecError(
-                f"{warmup} steps of warm-up and {decay} of decay are more than the {steps} steps: "
-                "lower --warmup-steps or --decay-steps, or train more --steps"
+                f"{warmup} steps of warm-up and {decay} of decay are more than the {self.steps} "
+                "steps: lower --warmup-steps or --decay-steps, or train more --steps"
             )
 
     def words(self) -> tuple[str, ...]:
@@ -498,6 +499,26 @@ class Trainer:
                     yield f"--{flag}" if value else f"--no-{flag}"
             elif value is not None:
                 yield f"--{flag}={value}"
+
+
+def said_steps(program: Trainer, training: Training) -> int | None:
+    """Optimizer steps that were asked for, or that the plan's tokens take; None where neither says
+    how far to train."""
+    return training.steps if program.steps is None else program.steps
+
+
+def planned_steps(program: Trainer, training: Training) -> int:
+    """Optimizer steps of a job: those said, or a trial's on made-up tokens. Raises SpecError where
+    data is given and nothing says how far to train, and for options that need more steps."""
+    steps = said_steps(program, training)
+    if steps is None and program.sources:
+        raise SpecError(
+            "--data is given, and neither the job nor its plan says how far to train on it: add "
+            "--steps, such as --steps 1000, or plan again with --tokens, such as --tokens 10B"
+        )
+    steps = steps or DEFAULT_STEPS
+    replace(program, steps=steps)  # which holds the other options to it
+    return steps
 
 
 def warmup_steps(program: Trainer, steps: int) -> int:

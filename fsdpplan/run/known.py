@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fsdpplan.cost.bill import rated_draw
 from fsdpplan.cost.goodput import Reliability, goodput
 from fsdpplan.emit.job import Job
-from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer
+from fsdpplan.emit.trainer_program import Trainer, planned_steps
 from fsdpplan.errors import SpecError
 from fsdpplan.files.failures import published_failures
 from fsdpplan.files.prices import power_of
@@ -162,8 +162,7 @@ def with_best_interval(
         measured=measured(plan.cluster),
     )
     found = goodput(plan.case, plan.estimate, reliability.value)
-    steps = DEFAULT_STEPS if program.steps is None else program.steps
-    if found.every_steps >= steps:
+    if found.every_steps >= planned_steps(program, plan.training):
         return job, ""
     kept = format_percent(found.fraction.expected)
     sentence = (

@@ -20,11 +20,12 @@ from fsdpplan.emit.slurm.header import (
     plan_digest,
     read_header,
     read_job_folder,
+    read_own_program,
     read_plan_json,
 )
 from fsdpplan.emit.slurm.script import render_launch
 from fsdpplan.emit.targets import OTHER_TRAINERS, Target, render
-from fsdpplan.emit.trainer_program import Trainer
+from fsdpplan.emit.trainer_program import Trainer, planned_steps, said_steps
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.table import read_text
@@ -61,11 +62,23 @@ class Launch:
     kind: Kind = "script"
     plan_file: str | None = None
     """Text of the plan where it is a file beside the script, in place of being inside."""
+    shrunk: bool = False
+    """Whether a tiny model stands for the plan's."""
 
     @property
     def file_name(self) -> str:
         """What it is called in a run's folder."""
         return _NAMES[self.kind]
+
+    @property
+    def own_program(self) -> str | None:
+        """The user's own program that it runs; None: the reference trainer."""
+        return read_own_program(self.script)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether its plan prices the model that it trains: an own program shrinks nothing."""
+        return not self.shrunk or self.own_program is None
 
     @property
     def saves(self) -> bool:
@@ -100,21 +113,27 @@ def program_problem(layout: Layout, plan: Plan, job: Job) -> str | None:
     return script_problem(replace(plan.case, layout=layout))
 
 
-def packing_as_planned(plan: Plan, job: Job) -> Job:
-    """`job` with the trainer told what the plan says of documents. Raises SpecError where the plan
-    was not made for what the job asks for."""
+def job_as_planned(plan: Plan, job: Job) -> Job:
+    """`job` with the trainer told what the plan says of documents and tokens. Raises SpecError
+    where the plan was not made for what the job asks for."""
     if not isinstance(job.program, Trainer):
         return job
-    if plan.training.packed and job.program.pack is False:
+    planned_steps(job.program, plan.training)
+    program = replace(job.program, steps=said_steps(job.program, plan.training))
+    return replace(job, program=_packed_as_planned(plan, program))
+
+
+def _packed_as_planned(plan: Plan, program: Trainer) -> Trainer:
+    if plan.training.packed and program.pack is False:
         raise SpecError(
             "the plan is of packed documents, in time and memory: leave --no-pack out, or plan "
             "again with fsdpplan recommend --no-pack"
         )
     if plan.training.packed:
-        return replace(job, program=replace(job.program, pack=True))
-    if job.program.pack:
+        return replace(program, pack=True)
+    if program.pack:
         _require_packable(plan)
-    return job
+    return program
 
 
 def _require_packable(plan: Plan) -> None:
@@ -127,7 +146,7 @@ def _require_packable(plan: Plan) -> None:
 def emit_script(plan: Plan, job: Job) -> str:
     """The job script of `plan`, for this version of fsdpplan."""
     require_program(plan, job)
-    job = packing_as_planned(plan, job)
+    job = job_as_planned(plan, job)
     carried = job_plan(plan)
     return render_launch(
         plan=carried, plan_json=carried_json(carried), job=job, version=__version__
@@ -138,7 +157,7 @@ def launch_text(target: Target, *, plan: Plan, job: Job, pods: Pods | None = Non
     """The text that launches `plan` at `target`, by this version of fsdpplan."""
     if target not in OTHER_TRAINERS:
         require_program(plan, job)
-        job = packing_as_planned(plan, job)
+        job = job_as_planned(plan, job)
     carried = job_plan(plan)
     order = Order(
         plan=carried,
@@ -189,6 +208,7 @@ def is_plan(path: Path) -> bool:
 def read_launch(path: Path) -> Launch:
     """The job script or manifest of ours at `path`; anything else is refused."""
     script = read_text(path, limit_bytes=MAX_SCRIPT_BYTES, what="job script")
+    _require_shebang_first(script, path)
     text = _plan_text(script, path)
     return Launch(
         script=script,
@@ -197,6 +217,36 @@ def read_launch(path: Path) -> Launch:
         kind="script" if script.startswith("#!") else "manifest",
         plan_file=None if read_job_folder(script) is None else text + "\n",
     )
+
+
+def _require_shebang_first(script: str, path: Path) -> None:
+    """Refuse a job script of ours that something was put above: the first line says what runs a
+    script, and options of sbatch count before the first command only."""
+    lines = script.splitlines()
+    begins = next((number for number, line in enumerate(lines) if line.startswith("#!")), None)
+    asks = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
+    if begins is None and not asks:
+        return  # a manifest
+    if begins is None:
+        raise SpecError(
+            f"{path} asks things of sbatch and does not begin with #!/bin/bash: put that into its "
+            "first line"
+        )
+    if begins:
+        above = next(filter(None, map(str.strip, lines[:begins])), None)
+        stray = "an empty line" if above is None else repr(above)
+        raise SpecError(
+            f"{path} has {stray} above its {lines[begins]}, which must be the first line of a job "
+            "script: remove what is above it"
+        )
+    commands = (n for n, line in enumerate(lines) if line.strip() and not line.startswith("#"))
+    first = next(commands, len(lines))
+    if asks and first < asks[0]:
+        raise SpecError(
+            f"{path} has a command in line {first + 1} ({lines[first].strip()!r}) above its "
+            "#SBATCH lines, which sbatch then ignores: move it below them, or emit it by "
+            "--env-setup"
+        )
 
 
 def _from_plan(plan_path: Path, *, job: Job, folder: Path) -> Launch:

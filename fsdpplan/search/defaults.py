@@ -73,11 +73,13 @@ def _degrees(pins: Pins, gpus: int) -> tuple[dict[str, int], tuple[str, ...]]:
         missing.remove("dp_shard")
     if left == 1:
         return degrees, ()
+    if len(missing) == 2:
+        said = f"dp_shard {left}: all GPUs that no degree splits hold a shard (--dp-replicate)"
+        return {**degrees, "dp_shard": left}, (said,)
     words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1)
-    if len(missing) != 1:
-        ways = "--dp-shard or --dp-replicate, or both" if missing else "more of a degree"
+    if not missing:
         raise SpecError(
-            f"{words or 'no degree'} leaves {left} of {gpus} GPUs to split: give {ways}, "
+            f"{words or 'no degree'} leaves {left} of {gpus} GPUs to split: give more of a degree, "
             f"such as --dp-shard {degrees['dp_shard'] * left}, or use --gpus {gpus // left}"
         )
     axis = missing[0]

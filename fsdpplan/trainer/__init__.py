@@ -25,6 +25,7 @@ from .user.loss import token_loss
 from .user.mistakes import check_optimizer
 from .user.model import clip_grad_norm, materialise, sampler_arguments
 from .user.pipeline import forward_backward
+from .user.report import report_step
 from .user.safetensors_load import load_safetensors
 
 if _collects:
@@ -42,6 +43,7 @@ __all__ = [
     "load_safetensors",
     "materialise",
     "parallelize",
+    "report_step",
     "sampler_arguments",
     "save_checkpoint",
     "token_loss",

@@ -63,6 +63,52 @@ def test_documents_that_a_layout_cannot_keep_apart_are_refused_before_the_queue(
     assert "--pack" in emit_script(make_plan("cuda"), Job(program=Trainer(pack=True)))
 
 
+@pytest.mark.parametrize(
+    ("above", "says"),
+    [
+        ("# a note\n", "has '# a note' above its #!/bin/bash"),
+        ("\n", "has an empty line above its #!/bin/bash"),
+        ("\nexport A=1\n", "has 'export A=1' above its #!/bin/bash"),
+    ],
+)
+def test_a_line_above_the_first_of_a_job_script_is_named(
+    above: str, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text(above + emit_script(PLAN, Job()), encoding="utf-8")
+    with pytest.raises(SpecError, match=f"{says}.*first line of a job script: remove"):
+        read_launch(path)
+
+
+def test_a_job_script_keeps_what_sbatch_reads(tmp_path: Path) -> None:
+    path, script = tmp_path / "job.sbatch", emit_script(PLAN, Job())
+    path.write_text(script.replace("#!/bin/bash\n", "", 1))
+    with pytest.raises(SpecError, match="does not begin with #!/bin/bash: put that"):
+        read_launch(path)
+    path.write_text(script.replace("#!/bin/bash\n", "#!/bin/bash\nmodule load x\n", 1))
+    with pytest.raises(SpecError, match=r"line 2 \('module load x'\) above its #SBATCH"):
+        read_launch(path)
+    path.write_text(script.replace("#!/bin/bash\n", "#!/bin/bash\n# note\n\n", 1))
+    assert read_launch(path).kind == "script"
+    for target in ("kubernetes", "jobset"):
+        path.write_text(launch_text(target, plan=PLAN, job=Job(), pods=Pods(image="i")))
+        assert read_launch(path).kind == "manifest"
+
+
+def test_what_a_script_runs_is_known_of_it(tmp_path: Path) -> None:
+    own = Job(program=UserProgram(script="mine.py"))
+    for job, program in ((Job(), None), (own, "mine.py")):
+        launch = resolve_launch(tmp_path, job=job, plan_file=saved(tmp_path))
+        assert launch.own_program == program
+        assert launch.predicts
+        assert replace(launch, shrunk=True).predicts == (program is None)
+
+
+def saved(folder: Path) -> Path:
+    write_plan(PLAN, folder / "plan.json")
+    return folder / "plan.json"
+
+
 def test_a_script_that_stands_here_is_run_as_it_is(tmp_path: Path) -> None:
     script = emit_script(PLAN, Job(program=Trainer(steps=7)))
     (tmp_path / "job.sbatch").write_text(script)

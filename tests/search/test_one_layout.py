@@ -34,9 +34,12 @@ def test_what_is_not_named_is_a_default_and_said() -> None:
     assert "--micro-batch" not in said
 
 
-def test_two_degrees_that_are_not_named_are_asked_for() -> None:
-    with pytest.raises(SpecError, match="give --dp-shard or --dp-replicate, or both"):
-        named_layout(Pins(tp=2), cluster=CLUSTER, training=TRAINING)
+def test_gpus_that_no_degree_splits_hold_a_shard_each() -> None:
+    found = named_layout(Pins(tp=2), cluster=CLUSTER, training=TRAINING)
+    assert (found.layout.dp_replicate, found.layout.dp_shard) == (1, 4)
+    assert found.assumptions[0].startswith("dp_shard 4: all GPUs that no degree splits")
+    with pytest.raises(SpecError, match="leaves 2 of 8 GPUs to split: give more of a degree"):
+        named_layout(Pins(dp_shard=4, dp_replicate=1), cluster=CLUSTER, training=TRAINING)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -10,13 +11,19 @@ import typer
 
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import DEFAULT_PLAN, Json, PlanFile
+from fsdpplan.cli.options.goal import PriceOptions
 from fsdpplan.cli.options.parse import line, path
+from fsdpplan.cli.resolve.goal import price_per_gpu_hour, require_one_price
 from fsdpplan.cli.views.check import PlanCheck, check_json, check_screen, quantities_screen
 from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cost.goodput import goodput
 from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.run.detect import software_here
+from fsdpplan.run.known import known_reliability
 from fsdpplan.run.plans import read_plan
+from fsdpplan.spec.plan import Plan
+from fsdpplan.validate.check.conditions import NUMBER, Quantity
 from fsdpplan.validate.check.conditions import check as condition
 from fsdpplan.validate.check.lock import lock_differences, locked, read_lock, write_lock
 from fsdpplan.validate.check.quantities import plan_quantities
@@ -62,7 +69,13 @@ class CheckOptions:
     ] = None
 
 
-def check(*, plan: PlanFile = DEFAULT_PLAN, options: CheckOptions, json: Json = False) -> None:
+def check(
+    *,
+    plan: PlanFile = DEFAULT_PLAN,
+    options: CheckOptions,
+    price: PriceOptions,
+    json: Json = False,
+) -> None:
     """Check a saved plan: conditions on its numbers, and its lock.
 
     Exit code 6 where a condition is false, or the plan is not as it was locked.
@@ -78,6 +91,7 @@ def check(*, plan: PlanFile = DEFAULT_PLAN, options: CheckOptions, json: Json = 
     if options.again:
         found = replace(found, estimate=estimate(found.case), alternatives=())
     quantities = plan_quantities(found)
+    quantities |= of_its_machines(found, price, gpu_hours=quantities["gpu_hours"])
     conditions = tuple(condition(text, quantities) for text in options.conditions)
     differs, written = None, None
     if options.lock is not None:
@@ -108,3 +122,21 @@ def check(*, plan: PlanFile = DEFAULT_PLAN, options: CheckOptions, json: Json = 
     if failed is not None:
         tell(str(failed))
         raise typer.Exit(failed.exit_code)
+
+
+def of_its_machines(plan: Plan, price: PriceOptions, *, gpu_hours: Quantity) -> dict[str, Quantity]:
+    """What the plan's machines keep of its time and cost: `goodput`, of failures as `recommend
+    --goodput` knows them, and `cost` in dollars; None where nobody knows."""
+    require_one_price(price)
+    known = None if plan.terms is None else plan.terms.price
+    hourly = price_per_gpu_hour(price, plan.cluster, today=date.today(), known=known).value
+    kept, cost = None, None
+    if hourly is not None and isinstance(gpu_hours.value, float | int):
+        cost = gpu_hours.value * hourly
+    if plan.cluster.device.kind == "cuda" or plan.failures is not None:
+        reliability = known_reliability(plan.cluster, plan.failures).value
+        kept = goodput(plan.case, plan.estimate, reliability).fraction.expected
+    return {
+        "goodput": Quantity(value=kept, kind=NUMBER),
+        "cost": Quantity(value=cost, kind=NUMBER),
+    }

@@ -31,7 +31,9 @@ from fsdpplan.cli.resolve.job import (
     require_its_chats,
     require_its_libraries,
     require_its_recipe,
+    require_its_script,
     require_its_weights,
+    steps_sentence,
     with_this_python,
 )
 from fsdpplan.cli.resolve.torch import settled_plan, torch_of_job
@@ -39,16 +41,17 @@ from fsdpplan.cli.views.render import note, tell
 from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job, excluded_hosts, left_out, trial_words
+from fsdpplan.emit.kubernetes.adapters import adapter_words
 from fsdpplan.emit.nccl.cloud import gap_of
 from fsdpplan.emit.slurm.header import job_plan, plan_digest
-from fsdpplan.emit.targets import OTHER_TRAINERS, Target
+from fsdpplan.emit.targets import ON_KUBERNETES, OTHER_TRAINERS, Target
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import GateFailed, SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.run.folder import write_job_folder
 from fsdpplan.run.known import with_best_interval
-from fsdpplan.run.launch import launch_text
+from fsdpplan.run.launch import job_as_planned, launch_text
 from fsdpplan.run.rehearse import rehearse as program
 from fsdpplan.run.rehearse.ranks import DEFAULT_RANKS, chosen_ranks
 from fsdpplan.search.recommend import price_of_weak_nodes, without_excluded
@@ -121,7 +124,12 @@ def emit_launch(
     chosen = without_excluded(chosen, excluded)
     require_its_weights(chosen, asked)
     require_its_chats(asked)
+    if target in SAME_PYTHON:
+        require_its_script(asked)
     if target not in OTHER_TRAINERS:
+        if steps := steps_sentence(chosen, asked):
+            tell(steps)
+        asked = job_as_planned(chosen, asked)
         for sentence in require_its_recipe(chosen, asked):
             tell(f"the run that goes on: {sentence}")
     require_its_libraries(chosen, asked)
@@ -149,6 +157,8 @@ def emit_launch(
         note(f"wrote {emit.out}; next: sbatch {emit.out / SCRIPT_NAME}")
     if saves:
         tell(saves)
+    if target in ON_KUBERNETES and (adapters := adapter_words(chosen, pods_of(pods))):
+        tell(adapters)
     if target not in OTHER_TRAINERS and (trial := trial_sentence(asked)):
         tell(trial)
     if json:

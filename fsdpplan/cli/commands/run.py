@@ -76,7 +76,8 @@ def follow(started: Started, manner: Manner, *, fallback: int = 0) -> tuple[Atte
     """Run it to its end; where memory runs out, then up to `fallback` leaner layouts."""
 
     def attempt(tried: Launch) -> Outcome:
-        target, mfu = started.target, tried.plan.estimate.mfu_fraction
+        target = started.target
+        mfu = tried.plan.estimate.mfu_fraction if tried.predicts else None
         display = display_for(sys.stderr, planned_mfu_fraction=mfu)
         if started.again is None:
             folder = started.folder

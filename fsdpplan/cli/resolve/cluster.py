@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fsdpplan.cli.options.question import ClusterOptions
 from fsdpplan.cli.resolve import Resolved
 from fsdpplan.errors import ProbeError, ProfileNotFound, SpecError
 from fsdpplan.files.clusters import Flags, LoadedCluster, load_cluster
+from fsdpplan.files.profiles.catalogue import usual_node
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.topology import probe
 from fsdpplan.units import format_bandwidth
 
 DEFAULT_HARDWARE = "dgx-h100"
+BY_DEFAULT = "default: "
+"""Begins the source of a cluster that nobody named; what follows says why."""
+
+
+def why_default(sources: Sequence[tuple[str, str]]) -> str | None:
+    """Why the default profile was taken; None where the machines were named or found."""
+    source = dict(sources).get("cluster", "")
+    return source.removeprefix(BY_DEFAULT) if source.startswith(BY_DEFAULT) else None
 
 
 def resolve_cluster(options: ClusterOptions) -> Resolved[LoadedCluster]:
@@ -88,6 +97,8 @@ def _loaded(
     count = f"{loaded.cluster.gpus} GPUs, as the profile {hardware} has (--gpus)"
     cluster = loaded.cluster
     taken = [] if options.gpus else [count]
+    if (usual := usual_node(hardware)) is not None:
+        taken.insert(0, f"{hardware} is {usual}, its usual node (fsdpplan profiles {hardware})")
     if options.gpus_per_node is None and loaded.leaves_idle:
         taken.append(
             f"{cluster.gpus_per_node} GPUs on each of {cluster.nodes} nodes, since {cluster.gpus} "
@@ -192,6 +203,6 @@ def _default(options: ClusterOptions) -> Resolved[None]:
     why = f"{others} here cannot be planned for as found" if others else "no GPU was found here"
     return Resolved(
         value=None,
-        sources=(("cluster", f"default: {why}"),),
+        sources=(("cluster", f"{BY_DEFAULT}{why}"),),
         assumptions=(f"{why}, so the hardware is profile {DEFAULT_HARDWARE} (--hardware)",),
     )

@@ -33,6 +33,7 @@ from fsdpplan.cost.bill import Bill, bill, chance_in_time, least_seconds
 from fsdpplan.cost.goodput import goodput
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.files.prices import price_of, require_provider
+from fsdpplan.files.profiles.catalogue import load_node, profile_names
 from fsdpplan.run.known import known_draw
 from fsdpplan.search.objective import OBJECTIVES, Objective, Offer, best, frontier, leaner
 from fsdpplan.search.question import LEAST_GAIN_FRACTION, ObjectiveName
@@ -186,12 +187,27 @@ def price_per_gpu_hour(
         f"${row.usd_per_gpu_hour:,.2f} a GPU hour, on demand at {provider} ({row.offer}): read on "
         f"{row.read_on}, {age:,} days ago (--price)"
     )
+    theirs = _cloud_of(cluster)
+    doubts = []
+    if theirs is not None and theirs != provider:
+        doubts.append(
+            f"{cluster.name} is a machine of {theirs}, and the price is one of {provider}: name a "
+            f"machine of {provider} by --hardware, or the price of {theirs} by --provider {theirs}"
+        )
     aged = f"the price of {provider} is {age:,} days old: see {row.page}, and type it as --price"
     return Resolved(
         value=row.usd_per_gpu_hour,
         assumptions=(said,),
-        warnings=(aged,) if age > AGED_DAYS else (),
+        warnings=(*doubts, *((aged,) if age > AGED_DAYS else ())),
     )
+
+
+def _cloud_of(cluster: Cluster) -> str | None:
+    """Whose machines they are; None where that is not known. One node has no network to say so."""
+    network = cluster.network
+    if network is None and cluster.name in profile_names("node"):
+        network = load_node(cluster.name).network
+    return None if network is None else network.provider
 
 
 def _draw(goal: Goal, cluster: Cluster, known: Terms) -> Resolved[Draw | None]:

@@ -34,6 +34,7 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
 from fsdpplan.spec.training import program_named
 from fsdpplan.topology.probe import lacking_packages
+from fsdpplan.units import format_count
 
 
 def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
@@ -116,6 +117,20 @@ def _require_computed(plan: Plan, folder: Path) -> None:
         raise SpecError(str(error)) from error
 
 
+def require_its_script(job: Job) -> None:
+    """Raise SpecError where the program of the user's own is not where this host would have it. A
+    container may hold it, and so may another host a folder that this one has not."""
+    if isinstance(job.program, Trainer) or job.container is not None:
+        return
+    script = Path(job.program.script)
+    if script.is_file() or (script.is_absolute() and not script.parent.is_dir()):
+        return
+    raise SpecError(
+        f"--script {job.program.script}: there is no such file here; give the path of the Python "
+        "file that every rank runs, such as --script train.py"
+    )
+
+
 def require_its_chats(job: Job) -> None:
     """Raise SpecError where `--sft` has nothing to fine-tune on, as far as this host can tell: no
     chats, no template, or a Python without what tokenizes them."""
@@ -133,6 +148,16 @@ def require_its_chats(job: Job) -> None:
             "--sft needs the Python package tokenizers, which this Python has not: pip install "
             "tokenizers, or name the job's own by --python"
         )
+
+
+def steps_sentence(plan: Plan, job: Job) -> str | None:
+    """How far the job trains because its plan says so; None where the job says so, or nothing."""
+    tokens, steps = plan.training.tokens, plan.training.steps
+    if not isinstance(job.program, Trainer) or job.program.steps is not None:
+        return None
+    if tokens is None or steps is None:
+        return None
+    return f"trains the plan's {format_count(tokens)} tokens, {steps:,} steps (or give --steps)"
 
 
 def require_its_recipe(plan: Plan, job: Job) -> list[str]:

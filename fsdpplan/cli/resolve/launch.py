@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from fsdpplan.cli.options.files import DEFAULT_PLAN, LedgerOptions
 from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOptions, SurvivalOptions
@@ -18,7 +19,9 @@ from fsdpplan.cli.resolve.job import (
     require_its_chats,
     require_its_libraries,
     require_its_recipe,
+    require_its_script,
     require_its_weights,
+    steps_sentence,
     with_this_python,
 )
 from fsdpplan.cost.step import estimate
@@ -30,7 +33,14 @@ from fsdpplan.errors import SpecError
 from fsdpplan.run.engines.machine import Target, choose_target, this_machine
 from fsdpplan.run.follow.jobs import RecordedRun, chosen_run
 from fsdpplan.run.known import with_best_interval
-from fsdpplan.run.launch import Launch, emit_script, is_plan, read_launch, resolve_launch
+from fsdpplan.run.launch import (
+    Launch,
+    emit_script,
+    is_plan,
+    job_as_planned,
+    read_launch,
+    resolve_launch,
+)
 from fsdpplan.run.outcome import Manner
 from fsdpplan.run.plans import read_plan
 from fsdpplan.run.rehearse.smoke import smoke_plan
@@ -113,9 +123,10 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         return Started(launch=launch, target="here", folder=folder, python=python, remarks=remarks)
     emits = options.source == "plan" or not os.path.exists(folder / SCRIPT_NAME)
     asked = job or (Job(python=sys.executable) if emits else None)
-    saves = ""
+    said: list[str | None] = []
     if emits and asked is not None and saves_to(asked) is not None:
         asked, saves = with_best_interval(asked, read_plan(plan), measured=runs_of(LedgerOptions()))
+        said.append(saves)
     launch = resolve_launch(
         folder,
         plan_file=None if plan == DEFAULT_PLAN else Path(plan),
@@ -125,8 +136,11 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
     if asked is not None:
         require_its_weights(launch.plan, asked)
         require_its_chats(asked)
+        require_its_script(asked)
         require_its_libraries(launch.plan, asked)
-    otherwise = () if asked is None else tuple(require_its_recipe(launch.plan, asked))
+        said.append(steps_sentence(launch.plan, asked))
+        asked = job_as_planned(launch.plan, asked)
+        said += require_its_recipe(launch.plan, asked)
     if options.fallback is not None and not emits:
         raise SpecError(
             f"--fallback emits a script for each layout, and {SCRIPT_NAME} stands here: add --from "
@@ -134,13 +148,14 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         )
     target, emitted_for = _target(launch, options), asked if emits else None
     gap = None if emitted_for is None else gap_of(launch.plan, emitted_for)
+    said.append(None if gap is None else gap.sentences)
     return Started(
         launch=launch,
         target=target,
         folder=folder,
         job=emitted_for,
         python=None if emitted_for is None else emitted_for.python,
-        remarks=(*otherwise, *filter(None, [saves]), *(() if gap is None else (gap.sentences,))),
+        remarks=tuple(filter(None, said)),
     )
 
 
@@ -176,7 +191,10 @@ def _target(launch: Launch, options: RunOptions) -> Target:
     _require_sockets_meant(launch, options)
     target: Target = "kubernetes"
     if launch.kind == "script":
-        target = choose_target(plan=launch.plan, machine=this_machine(), asked=options.target)
+        asked = options.target or (None if options.chain is None else "slurm")
+        target = choose_target(
+            plan=launch.plan, machine=this_machine(), asked=asked, starts=not options.dry_run
+        )
     elif options.target is not None:
         raise SpecError(
             f"{launch.origin} is a manifest, which runs on Kubernetes: leave out --target, or emit "
@@ -196,8 +214,8 @@ def _require_chain_meant(launch: Launch, target: Target, options: RunOptions) ->
         return
     if target != "slurm":
         raise SpecError(
-            "--chain submits jobs that wait for each other, which is Slurm's: leave it out, or add "
-            "--target slurm where there is one"
+            "--chain submits jobs that wait for each other, which is Slurm's: leave it out, or run "
+            "a job script with --target slurm where there is one"
         )
     if not launch.saves:
         raise SpecError(
@@ -226,10 +244,13 @@ def _smoke(plan: str, options: RunOptions, job: Job | None) -> Launch:
             "them out"
         )
     asked = job or Job(python=sys.executable)
+    require_its_script(asked)
     if isinstance(asked.program, Trainer) and asked.program.steps is None:
         asked = replace(asked, program=replace(asked.program, steps=SMOKE_STEPS))
     small = smoke_plan(plan=read_plan(plan), estimate=estimate)
-    return Launch(script=emit_script(small, asked), plan=small, origin=f"smoke run of {plan}")
+    return Launch(
+        script=emit_script(small, asked), plan=small, origin=f"smoke run of {plan}", shrunk=True
+    )
 
 
 def require_alone(
@@ -275,17 +296,18 @@ def prepare_again(again: AgainOptions, options: RunOptions) -> Started:
         )
     return Started(
         launch=launch,
-        target=_target_again(launch, run.record.engine),
+        target=_target_again(launch, run.record.engine, starts=not options.dry_run),
         folder=Path(run.record.folder),
         again=run,
         attaches=bool(again.attach),
     )
 
 
-def _target_again(launch: Launch, engine: Target) -> Target:
+def _target_again(launch: Launch, engine: Target, *, starts: bool) -> Target:
     """A run of this host may have been one in an allocation, and is where there is one again."""
     if engine != "here":
         return engine
     machine = this_machine()
     inside = machine.allocation_nodes == launch.plan.cluster.nodes
-    return choose_target(plan=launch.plan, machine=machine, asked=None if inside else "here")
+    asked: Literal["here"] | None = None if inside else "here"
+    return choose_target(plan=launch.plan, machine=machine, asked=asked, starts=starts)

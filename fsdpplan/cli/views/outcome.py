@@ -36,6 +36,11 @@ from fsdpplan.topology.read.nccl_report import (
 )
 from fsdpplan.units import format_gib, format_percent, format_seconds
 
+UNREPORTED = (
+    "{} reported no steps. To see them here beside the prediction, call "
+    "fsdpplan.trainer.report_step(loss=loss, tokens=tokens) behind each optimizer step."
+)
+
 PARTS = {
     "state_bytes": "parameters, gradients and optimizer",
     "working_bytes": "activations, logits and gathered parameters",
@@ -186,7 +191,7 @@ def outcome_json(attempts: Sequence[Attempt]) -> str:
     last = attempts[-1]
     outcome = last.outcome
     plan = in_precision(last.launch.plan, outcome.measured.precision)
-    rows = compare(estimate=plan.estimate, measured=outcome.measured)
+    rows = _compared(last)
     document: RunJson = {
         "job_exit_code": outcome.exit_code,
         "job_id": outcome.job_id,
@@ -199,7 +204,7 @@ def outcome_json(attempts: Sequence[Attempt]) -> str:
         "layout": layout_document(plan.layout),
         "predicted": estimate_document(plan.estimate),
         "measured": {row.quantity: row.measured for row in rows},
-        "comparison": [row_document(row) for row in rows],
+        "comparison": [row_document(row) for row in rows if last.launch.predicts],
         **waits_document(_collectives(plan, outcome), outcome.measured.profiled),
         "nccl": None if outcome.nccl is None else nccl_document(outcome.nccl),
         "warnings": list(outcome.warnings),
@@ -214,17 +219,37 @@ def outcome_table(attempts: Sequence[Attempt], *, width: int) -> str:
     last = attempts[-1]
     outcome = last.outcome
     plan = in_precision(last.launch.plan, outcome.measured.precision)
-    rows = compare(estimate=plan.estimate, measured=outcome.measured)
     complaint = outcome.complaint if outcome.exit_code else None
     return blocks(
-        comparison_table(rows, width=width),
+        _comparison(last, width=width),
         waits_words(_collectives(plan, outcome), outcome.measured.profiled, width=width),
         "" if outcome.nccl is None else wrapped(nccl_words(outcome.nccl), width=width),
         *(wrapped(text, width=width) for text in memory_words(attempts)),
         wrapped(other_torch(last.launch.plan, _torch_that_ran(outcome)), width=width),
-        wrapped(_ending(outcome), width=width),
+        wrapped(_ending(last), width=width),
         # Once more: launchers print tracebacks of their own below it.
         "" if complaint is None else wrapped(f"It said: {complaint}", width=width),
+    )
+
+
+def _compared(last: Attempt) -> tuple[Comparison, ...]:
+    measured = last.outcome.measured
+    plan = in_precision(last.launch.plan, measured.precision)
+    return compare(estimate=plan.estimate, measured=measured)
+
+
+def _comparison(last: Attempt, *, width: int) -> str:
+    """The table of predicted and measured, or why there is none."""
+    rows, program = _compared(last), last.launch.own_program
+    if all(row.measured is None for row in rows):
+        return "" if program is None else wrapped(UNREPORTED.format(program), width=width)
+    if last.launch.predicts:
+        return comparison_table(rows, width=width)
+    seconds = next(row.measured for row in rows if row.quantity == "step_seconds")
+    return wrapped(
+        f"A step took {_seconds(seconds)}. A smoke run predicts a tiny decoder, and {program} "
+        "trains a model of its own, so there is nothing to compare.",
+        width=width,
     )
 
 
@@ -237,16 +262,18 @@ def _torch_that_ran(outcome: Outcome) -> str | None:
     return None if summary is None else summary.torch_version
 
 
-def _ending(outcome: Outcome) -> str:
+def _ending(last: Attempt) -> str:
+    outcome = last.outcome
     steps = outcome.steps_done
     says_code = outcome.ended and outcome.exit_code != 0
     code = f" with exit code {outcome.exit_code}" if says_code else ""
     verb = "was stopped" if outcome.stopped else "ended" if outcome.ended else "was left running"
-    took = "" if outcome.seconds is None else f" and {format_seconds(outcome.seconds)}"
-    return (
-        f"The job {verb} after {steps} step{'' if steps == 1 else 's'}{took}{code}; log and "
-        f"metrics: {outcome.run_folder}"
-    )
+    took = [f"{steps} step{'' if steps == 1 else 's'}"]
+    if not steps and last.launch.own_program is not None:
+        took = []  # it may have trained, and reported nothing
+    took += [] if outcome.seconds is None else [format_seconds(outcome.seconds)]
+    after = f" after {' and '.join(took)}" if took else ""
+    return f"The job {verb}{after}{code}; log and metrics: {outcome.run_folder}"
 
 
 def row_document(row: Comparison) -> QuantityJson:

@@ -49,9 +49,9 @@ def profiles_table(entries: Sequence[Entry], *, width: int) -> str:
     shared = [entry.name for entry in entries if isinstance(entry.profile, PhysicsProfile)]
     machine_table = _section(
         "For --hardware, in GB/s one way: inside, what one GPU has (to 72: into 72 GPUs, more or "
-        "fewer than the node's); outside, what one node has",
+        "fewer than the node's); adapters, how many one node has to the outside x what each has",
         machines,
-        headers=("name", "GPUs", "device", "inside", "outside"),
+        headers=("name", "GPUs", "device", "inside", "adapters"),
         align=("left", "right", "left", "right", "right"),
         width=width,
     )
@@ -105,21 +105,18 @@ def _machine_words(profile: NodeProfile | ClusterProfile) -> tuple[str, str, str
 def _inside(level: LevelProfile) -> str:
     """`450`: what one GPU has; `900 to 72` where that leads to other GPUs than the node's."""
     joined = "" if level.domain_gpus is None else f" to {level.domain_gpus}"
-    return f"{_ports(level, 1.0)}{joined}"
+    gigabytes = f"{level.level.port_bandwidth_bytes_per_second / 1e9:g}"
+    ports = level.level.ports
+    return f"{gigabytes if ports == 1 else f'{ports:g} x {gigabytes}'}{joined}"
 
 
 def _outside(node: NodeProfile, level: LevelProfile) -> str:
-    """`8 x 50`: what one node has, which may share its ports with others of a domain."""
+    """`8 x 50`, `1 x 25`: adapters of one node, which may share them with others of a domain."""
     below = [inner.domain_gpus for inner in node.levels if inner.joins == "domain"]
     largest = max((gpus for gpus in below if gpus is not None), default=0)
     nodes = max(1.0, largest / (node.gpus_per_node or 1))
-    return _ports(level, 1 / nodes)
-
-
-def _ports(level: LevelProfile, share: float) -> str:
-    ports = level.level.ports * share
-    gigabytes = f"{level.level.port_bandwidth_bytes_per_second / 1e9:g}"
-    return gigabytes if ports == 1 else f"{ports:g} x {gigabytes}"
+    adapters = level.level.ports / nodes
+    return f"{adapters:g} x {level.level.port_bandwidth_bytes_per_second / 1e9:g}"
 
 
 def profiles_json(entries: Sequence[Entry]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdpplan.cli.resolve.cluster import why_default
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout
 from fsdpplan.cli.views.answer import answer_lines, fits_words, rejections
 from fsdpplan.cli.views.render import aligned, beside, blocks, listed, table, wrapped
@@ -107,11 +108,13 @@ def _assumed(inputs: Inputs, width: int) -> str:
 def _question(inputs: Inputs, width: int) -> str:
     model, cluster, training = inputs.model, inputs.cluster, inputs.training
     nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''} of {cluster.gpus_per_node}"
+    why = why_default(inputs.sources)
+    because = "" if why is None else f" ({why})"
     return "\n".join(
         (
             wrapped(
                 f"{model.name}, {_parameters(inputs)}, on "
-                f"{cluster.name}: {nodes} x {cluster.device.name}",
+                f"{cluster.name}{because}: {nodes} x {cluster.device.name}",
                 width=width,
             ),
             wrapped(

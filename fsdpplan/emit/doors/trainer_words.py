@@ -15,12 +15,12 @@ from fsdpplan.emit.trainer_program import (
     DEFAULT_CLIP_NORM,
     DEFAULT_EPS,
     DEFAULT_LEARNING_RATE,
-    DEFAULT_STEPS,
     DEFAULT_WEIGHT_DECAY,
     FINAL_FRACTION,
     LrSchedule,
     Trainer,
     decay_steps,
+    planned_steps,
     warmup_steps,
 )
 from fsdpplan.errors import SpecError
@@ -52,7 +52,7 @@ class Recipe:
 
 def recipe_of(order: Order, program: Trainer) -> Recipe:
     """What the options come to."""
-    count = steps(order, program)
+    count = planned_steps(program, order.plan.training)
     rate = _or(program.learning_rate, DEFAULT_LEARNING_RATE)
     first, second = DEFAULT_BETAS
     return Recipe(
@@ -91,13 +91,6 @@ def own_program(order: Order, *, target: str, known: frozenset[str]) -> Trainer:
             f"{'it' if len(asked) == 1 else 'them'} out, or use --target slurm"
         )
     return program
-
-
-def steps(order: Order, program: Trainer) -> int:
-    """Optimizer steps: those asked for, those of the plan's tokens, or the reference trainer's."""
-    if program.steps is not None:
-        return program.steps
-    return order.plan.training.steps or DEFAULT_STEPS
 
 
 def stage_ranges(layout: Layout) -> tuple[range, ...]:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fsdpplan.emit.job import Job, time_limit_seconds
+from fsdpplan.emit.kubernetes.adapters import adapter_words
 from fsdpplan.emit.kubernetes.names import require_job_name
 from fsdpplan.emit.kubernetes.pod import SCRIPT_KEY, Labels, segment_lines
 from fsdpplan.emit.kubernetes.start import Meeting, start_script
 from fsdpplan.emit.nccl.variables import require_debug_meaning
 from fsdpplan.emit.order import Order, differing, refuse_others
 from fsdpplan.emit.pods import Pods, mounts
-from fsdpplan.emit.safe_text import comment
+from fsdpplan.emit.safe_text import comment, paragraph
 from fsdpplan.emit.slurm.header import MAX_PLAN_BYTES, PLAN_KEY, header_lines
 from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import Trainer
@@ -117,7 +118,7 @@ def manifest(
         ),
         "#",
         comment(f"Needs {needs}."),
-        *_without_rdma(order),
+        *_adapters(order),
         *segment_lines(order, unsaid=unsaid, asks_by_affinity=asks_by_affinity),
         "#",
         "# Run it:     fsdpplan run THIS_FILE",
@@ -201,15 +202,6 @@ def _require_volume(option: str, path: str | None, pods: Pods) -> None:
         )
 
 
-def _without_rdma(order: Order) -> list[str]:
-    network = order.plan.cluster.network
-    if order.plan.cluster.nodes == 1 or network is None or order.pods.rdma:
-        return []
-    if network.transport == "ethernet" or order.pods.host_network:
-        return []
-    return [
-        comment(
-            f"The plan counts on {network.transport}, and no --rdma asks for its adapters: without "
-            "them NCCL goes over sockets, far slower."
-        )
-    ]
+def _adapters(order: Order) -> list[str]:
+    said = adapter_words(order.plan, order.pods)
+    return [] if said is None else paragraph(f"{said[0].upper()}{said[1:]}.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from fsdpplan.emit.job import excluded_hosts
+from fsdpplan.emit.kubernetes.adapters import adapter_resources, beside_adapters
 from fsdpplan.emit.kubernetes.names import require_key
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import (
@@ -17,7 +18,6 @@ from fsdpplan.emit.pods import (
     Toleration,
     mounts,
     pod_annotations,
-    rdma_resources,
     secret_variables,
     selected_labels,
     tolerations,
@@ -75,7 +75,7 @@ def pod_template(
                     "command": ["bash", f"{FOLDER}/{SCRIPT_KEY}"],
                     "env": _variables(order, config_map),
                     "resources": _resources(order),
-                    **_if_given("securityContext", _security(pods)),
+                    **_if_given("securityContext", _security(order)),
                     "volumeMounts": _volume_mounts(pods),
                 }
             ],
@@ -187,11 +187,12 @@ def _variables(order: Order, config_map: str) -> list[YamlValue]:
 
 def _resources(order: Order) -> dict[str, YamlValue]:
     plan, job, pods = order.plan, order.job, order.pods
-    limits, requests = dict(rdma_resources(pods)), {}
+    adapters = adapter_resources(order.plan, order.pods)
+    limits, requests = adapters | beside_adapters(adapters), {}
     cores = job.cpus_per_task
     if plan.cluster.device.kind == "cuda":
         limits = {_gpu_resource(plan): str(plan.cluster.gpus_per_node), **limits}
-    elif cores is None:
+    if cores is None and (plan.cluster.device.kind == "cpu" or _needs_more(limits, pods)):
         cores = plan.cluster.gpus_per_node
     if cores is not None:
         requests["cpu"] = str(cores)
@@ -215,9 +216,14 @@ def _gpu_resource(plan: Plan) -> str:
     return f"{vendor}.com/gpu"
 
 
-def _security(pods: Pods) -> YamlValue:
+def _needs_more(limits: dict[str, str], pods: Pods) -> bool:
+    """Whether the API server would refuse these: huge pages come with cores or memory only."""
+    return pods.memory is None and any(name.startswith("hugepages-") for name in limits)
+
+
+def _security(order: Order) -> YamlValue:
     """Adapters that read device memory pin it, for which a pod needs leave."""
-    if not pods.rdma and not pods.host_network:
+    if not adapter_resources(order.plan, order.pods) and not order.pods.host_network:
         return None
     return {"capabilities": {"add": ["IPC_LOCK"]}}
 

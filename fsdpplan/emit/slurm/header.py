@@ -192,6 +192,14 @@ def read_trained(script: str) -> str | None:
     return None
 
 
+def read_own_program(script: str) -> str | None:
+    """The program of the user's own that a script's or manifest's header names; None: another."""
+    for line in script.splitlines()[:_HEADER_LINES]:
+        if (match := _TRAINED.fullmatch(line)) and match["does"] == "Runs":
+            return match["what"]
+    return None
+
+
 def script_digest(script: str) -> str:
     """sha256 of the plan that a script runs: of the one inside it, else what its header says."""
     inside, header = read_plan_json(script), read_header(script)

@@ -39,6 +39,20 @@ LIMIT_BYTES = 256 * 1024
 _HEADER = ("schema_version", "kind", "name", "description", "sources")
 
 
+_USUAL_NODES = {
+    "a100": "dgx-a100-80g-hdr",
+    "h100": "dgx-h100",
+    "h200": "dgx-h200",
+    "b200": "dgx-b200",
+    "b300": "dgx-b300",
+    "gb200": "gb200-nvl72",
+    "gb300": "gb300-nvl72",
+    "mi300x": "azure-nd-mi300x-v5",
+}
+"""Name of a GPU -> the machine that is meant by it: its maker's own with one adapter a GPU, or that
+of a cloud where the maker sells none."""
+
+
 @cache
 def profiles_folder() -> Path:
     """Where the catalogue lies: wheels carry it inside the package; a checkout has it beside it."""
@@ -208,6 +222,8 @@ def _find(
         return beside / f"{name_or_path}.toml"
     if name_or_path in _names():
         return profiles_folder() / f"{name_or_path}.toml"
+    if beside is None and "node" in kinds and (usual := usual_node(name_or_path)) is not None:
+        return profiles_folder() / f"{usual}.toml"
     # what a file names must be all of a name
     within = _within(name_or_path, kinds) if beside is None else []
     if len(within) == 1:
@@ -215,6 +231,11 @@ def _find(
     raise ProfileNotFound(
         f"no hardware profile is called {short(name_or_path)}; {_hint(name_or_path, kinds)}"
     )
+
+
+def usual_node(typed: str) -> str | None:
+    """The node profile that the bare name of a GPU means; None for any other name."""
+    return None if typed in _names() else _USUAL_NODES.get(typed.lower())
 
 
 def _within(typed: str, kinds: tuple[ProfileKind, ...]) -> list[str]:

@@ -61,9 +61,16 @@ def _sbatch_works() -> bool:
 
 
 def choose_target(
-    *, plan: Plan, machine: Machine, asked: Literal["here", "slurm"] | None = None
+    *,
+    plan: Plan,
+    machine: Machine,
+    asked: Literal["here", "slurm"] | None = None,
+    starts: bool = True,
 ) -> Target:
-    """Where to run `plan`. Raises LaunchError when it can run nowhere from here."""
+    """Where to run `plan`. Raises LaunchError when it can run nowhere from here; of one that is
+    shown and not started (`starts` False), nothing has to be here."""
+    if not starts:
+        return asked or _would_run(plan, machine)
     if machine.is_array_task:
         raise LaunchError(
             "this is a task of a job array, whose tasks would all train the same plan on the same "
@@ -79,6 +86,12 @@ def choose_target(
     if asked is None and machine.has_sbatch:
         return "slurm"
     raise LaunchError(f"{_needs(plan)}, this machine has {_gpus(machine)}: {_ways_out(machine)}")
+
+
+def _would_run(plan: Plan, machine: Machine) -> Target:
+    if machine.allocation_nodes == plan.cluster.nodes:
+        return "allocation"
+    return "here" if _fits_here(plan, machine) else "slurm"
 
 
 def _in_allocation(plan: Plan, machine: Machine) -> Target:

@@ -117,10 +117,13 @@ def _step_of(line: str) -> float:
         return float("inf")
 
 
-def step_rates(plan: PlanConfig, step_seconds: float) -> dict[str, float]:
-    """Tokens a second and MFU of a step that took `step_seconds`."""
-    tokens = plan.training.global_batch * plan.training.seq_len
+def step_rates(
+    plan: PlanConfig, step_seconds: float, *, tokens: float | None = None
+) -> dict[str, float]:
+    """Tokens a second and MFU of a step of `tokens` (None: as planned) that took `step_seconds`."""
     training = plan.training
+    if tokens is None:
+        tokens = training.global_batch * training.seq_len
     flops = tokens * flops_per_token(
         plan.model,
         seq_len=training.seq_len,
@@ -187,24 +190,48 @@ def summary(
     plan: PlanConfig, step_seconds: Sequence[float], losses: Sequence[float], memory: MemoryMeter
 ) -> dict[str, Any]:
     """Median step and peak memory over all ranks; all ranks call this."""
-    skipped = min(WARMUP_STEPS, len(step_seconds) // 2)
-    counted = sorted(step_seconds[skipped:])
     device = memory.device
     peaks = torch.tensor(list(memory.peaks().values()), dtype=torch.int64, device=device)
     dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
     allocated, reserved = (int(value) for value in peaks)
+    return totals(
+        plan,
+        step_seconds,
+        losses,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        device=device,
+        world=dist.get_world_size(),
+    )
+
+
+def totals(
+    plan: PlanConfig,
+    step_seconds: Sequence[float],
+    losses: Sequence[float],
+    *,
+    allocated_bytes: int,
+    reserved_bytes: int,
+    device: torch.device,
+    world: int,
+    tokens: float | None = None,
+) -> dict[str, Any]:
+    """What a summary says of steps of `tokens` (None: as planned), and of peaks over all ranks."""
+    skipped = min(WARMUP_STEPS, len(step_seconds) // 2)
+    counted = sorted(step_seconds[skipped:])
+    rates = step_rates(plan, statistics.median(counted), tokens=tokens) if counted else {}
     return {
         "steps_measured": len(counted),
         "steps_skipped": skipped,
-        **(step_rates(plan, statistics.median(counted)) if counted else {}),
+        **rates,
         "step_seconds_least": counted[0] if counted else None,
         "step_seconds_most": counted[-1] if counted else None,
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,
-        "peak_allocated_bytes": allocated,
-        "peak_reserved_bytes": reserved,
+        "peak_allocated_bytes": allocated_bytes,
+        "peak_reserved_bytes": reserved_bytes,
         "memory_kind": "allocator" if device.type == "cuda" else "resident",
-        "world": dist.get_world_size(),
+        "world": world,
         "device": device_name(device),
         "torch_version": torch.__version__,
         "nccl_version": nccl_version(device),

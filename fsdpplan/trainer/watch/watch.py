@@ -159,9 +159,9 @@ class Watch:
                 unread_steps=options.log_every - 1 if device.type == "cuda" else 0,
                 said=lambda hang: metrics.emit("hang", **hang),
             )
-        self._prometheus = _PrometheusFile(
+        self._prometheus = PrometheusFile(
             options.prometheus if dist.get_rank() == 0 else None,
-            {"model": plan.model.name, "plan": plan_sha256(plan_text(options.plan))[:12]},
+            run_labels(plan, options.plan),
         )
 
     def take_blocks(self, assembled: Assembled) -> None:
@@ -310,7 +310,12 @@ class Watch:
         )
 
 
-class _PrometheusFile:
+def run_labels(plan: PlanConfig, source: str | None = None) -> dict[str, str]:
+    """What tells the samples of one run from others'."""
+    return {"model": plan.model.name, "plan": plan_sha256(plan_text(source))[:12]}
+
+
+class PrometheusFile:
     """Rank 0's text for Prometheus; on other ranks, or without a path, it does nothing."""
 
     def __init__(self, path: Path | None, labels: Mapping[str, str]) -> None:

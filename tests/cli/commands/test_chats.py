@@ -26,7 +26,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def said(capsys: pytest.CaptureFixture[str], *others: str) -> str:
     """What `emit-launch` says of chats; the script where it has one."""
-    words = ["emit-launch", "--sft", "--data", "c.jsonl", "--tokenizer", "tokenizer.json", *others]
+    words = [
+        "emit-launch",
+        "--steps",
+        "9",
+        "--sft",
+        "--data",
+        "c.jsonl",
+        "--tokenizer",
+        "tokenizer.json",
+        *others,
+    ]
     code = exit_code_of(words)
     out, err = capsys.readouterr()
     return out if code == 0 else " ".join(err.split())
@@ -84,7 +94,17 @@ def test_what_is_elsewhere_is_looked_at_when_the_job_begins(
 
 def test_run_says_it_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "c.txt").write_text(CHAT)
-    words = ["run", "--dry-run", "--sft", "--data", "c.txt", "--tokenizer", "tokenizer.json"]
+    words = [
+        "run",
+        "--dry-run",
+        "--steps",
+        "9",
+        "--sft",
+        "--data",
+        "c.txt",
+        "--tokenizer",
+        "tokenizer.json",
+    ]
     assert exit_code_of(words) == 2
     assert "--sft takes chats from .jsonl files" in capsys.readouterr().err
 

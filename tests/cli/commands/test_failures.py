@@ -128,6 +128,7 @@ def test_a_job_saves_as_often_as_keeps_most(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_an_interval_is_not_made_up(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text("")
     more = words(given)
     asked = [*LONG, *more] if "--script" not in more else more
     assert exit_code_of(["emit-launch", *asked]) == 0

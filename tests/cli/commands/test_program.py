@@ -34,6 +34,9 @@ def test_a_plan_for_a_program_says_so_and_its_next_step_works(
     assert json.loads(Path("fsdpplan.json").read_text())["training"]["program"] == program
     _, _, step = err.strip().rpartition("next: fsdpplan ")
     assert step == "emit-launch --script train.py > job.sbatch"
+    assert exit_code_of(step.removesuffix(" > job.sbatch").split()) == 2
+    assert "train.py: there is no such file here" in capsys.readouterr().err
+    Path("train.py").write_text("")
     assert exit_code_of(step.removesuffix(" > job.sbatch").split()) == 0
 
 

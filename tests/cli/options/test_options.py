@@ -347,6 +347,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     on_a_machine_without_gpus(monkeypatch)
     monkeypatch.syspath_prepend(STAND_INS)  # for dashboards
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
     assert exit_code_of(DEMO) == 0
     return tmp_path
 
@@ -359,7 +360,9 @@ def test_each_option_of_a_job_reaches_the_script(
     cases |= {flag: (words(text), value) for flag, (text, value) in TOGETHER.items()}
     bare = answer(capsys, *words(command))["script"]
     for flag, (given, value) in cases.items():
-        script = answer(capsys, *words(command), *given)["script"]
+        data = any(word.split("=")[0] == "--data" for word in given)
+        far = ["--steps=31"] if data else []  # data has to be told how far
+        script = answer(capsys, *words(command), *given, *far)["script"]
         assert script != bare, flag
         assert value in script, flag
 
@@ -458,6 +461,7 @@ def test_what_another_software_trains_is_launched_by_a_program_of_ones_own(
     monkeypatch.chdir(tmp_path)
     answer(capsys, *SEARCH, "--runtime", "autocast")
     assert exit_code_of(["emit-launch"]) == 2
+    (tmp_path / "own.py").write_text("")
     assert exit_code_of(["emit-launch", "--script", "own.py"]) == 0
 
 

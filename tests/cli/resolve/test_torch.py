@@ -160,7 +160,9 @@ def test_a_release_that_cannot_run_the_plan_gets_no_script(
         text = said(capsys, ("emit-launch", *options), 2)
         assert "needs torch 2.10 or newer, for ring attention by module" in text
         assert "plan again with fsdpplan recommend --torch 2." in text
-    script = said(capsys, ("emit-launch", "--torch", "2.9", "--script", "mine.py"))
+    (tmp_path / "mine.py").write_text("")
+    mine = str(tmp_path / "mine.py")
+    script = said(capsys, ("emit-launch", "--torch", "2.9", "--script", mine))
     assert "# Torch: 2.9 (flag --torch) " in script
     assert "torch=2.10" not in script
 

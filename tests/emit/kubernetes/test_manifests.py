@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.emit.job import Job, UserProgram
+from fsdpplan.emit.kubernetes.adapters import adapter_words
 from fsdpplan.emit.kubernetes.manifest import Named, read_manifest_job
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import Pods
@@ -22,6 +23,8 @@ from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.targets import Target, render
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.spec.plan import Plan
 from tests.emit.kubernetes.api_fields import PYTORCH_JOB, VOLCANO_JOB, unknown_fields
 from tests.emit.kubernetes.orders import (
     FULL_PODS,
@@ -34,6 +37,7 @@ from tests.emit.kubernetes.orders import (
     pod_templates,
 )
 from tests.emit.networks import INFINIBAND, on
+from tests.emit.plans import make_plan
 
 MODELS = {
     "ConfigMap": "IoK8sApiCoreV1ConfigMap",
@@ -149,6 +153,7 @@ def test_what_a_job_asks_for_is_in_its_pods(target: Target) -> None:
                 "nvidia.com/gpu": "4",
                 "rdma/ib": "8",
                 "vpc.amazonaws.com/efa": "32",
+                "hugepages-2Mi": "5120Mi",
                 "memory": "512Gi",
             },
         }
@@ -278,6 +283,72 @@ def test_a_network_that_nothing_asks_for_is_mentioned() -> None:
     assert "no --rdma asks for its adapters" in render("jobset", order(plan))
     asked = Pods(image=IMAGE, rdma=("rdma/ib=4",))
     assert "no --rdma asks" not in render("jobset", order(plan, pods=asked))
+
+
+AWS = {
+    "p4d-24xlarge": 4,
+    "p4de-24xlarge": 4,
+    "p5-48xlarge": 32,
+    "p5en-48xlarge": 16,
+    "p6-b200-48xlarge": 8,
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("name", "adapters"), list(AWS.items()))
+def test_pods_ask_for_the_adapters_of_their_machine(
+    target: Target, name: str, adapters: int
+) -> None:
+    plan = on_machine(name)
+    (container, *_) = (pod["spec"]["containers"][0] for pod in pod_templates(target, order(plan)))
+    assert container["resources"] == {
+        "requests": {"cpu": "8"},  # huge pages come with cores or memory only
+        "limits": {
+            "nvidia.com/gpu": "8",
+            "vpc.amazonaws.com/efa": str(adapters),
+            "hugepages-2Mi": "5120Mi",
+        },
+    }
+    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    head = " ".join(render(target, order(plan)).replace("\n#", "").split())
+    assert f"asks for vpc.amazonaws.com/efa={adapters} and hugepages-2Mi=5120Mi" in head
+    memory = Pods(image=IMAGE, memory="64Gi", rdma=("vpc.amazonaws.com/efa=1",))
+    (container, *_) = (
+        pod["spec"]["containers"][0] for pod in pod_templates(target, order(plan, pods=memory))
+    )
+    assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == "1"
+    assert container["resources"]["requests"] == {"memory": "64Gi"}
+
+
+def test_pods_of_one_node_or_on_its_network_ask_for_no_adapters() -> None:
+    alone = on_machine("p5-48xlarge", nodes=1)
+    for one in (
+        order(alone),
+        order(on_machine("p5-48xlarge"), pods=Pods(image=IMAGE, host_network=True)),
+    ):
+        (container,) = pod_templates("jobset", one)[0]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("azure-nd-h100-v5", "on AKS add --rdma rdma/ib=8"),
+        ("gcp-a3-ultragpu-8g", "what Google's guide to this machine type says"),
+        ("coreweave-hgx-h100", "add --rdma RESOURCE=N as kubectl describe node names them"),
+        ("oci-bm-gpu-h100-8", "add --rdma RESOURCE=N"),
+    ],
+)
+def test_where_the_cluster_names_its_adapters_it_is_said_what_to_type(name: str, says: str) -> None:
+    plan = on_machine(name)
+    assert says in (adapter_words(plan, Pods(image=IMAGE)) or "")
+    assert adapter_words(plan, Pods(image=IMAGE, rdma=("rdma/ib=8",))) is None
+    assert adapter_words(on_machine("gcp-a2-highgpu-8g"), Pods(image=IMAGE)) is None  # ethernet
+
+
+def on_machine(name: str, *, nodes: int = 2) -> Plan:
+    plan = make_plan("cuda", nodes=nodes, per_node=8)
+    return replace(plan, cluster=load_cluster(name, gpus=8 * nodes).cluster)
 
 
 def checkpoints(path: str) -> Job:

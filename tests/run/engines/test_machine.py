@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from fsdpplan.errors import LaunchError
 from fsdpplan.run.engines.machine import Machine, choose_target, this_machine
+from fsdpplan.spec.plan import Plan
 from tests.emit.plans import make_plan
 
 CPU_NODES = make_plan("cpu", nodes=2)
@@ -35,6 +37,16 @@ def test_an_allocation_of_the_right_size_is_used() -> None:
     assert choose_target(plan=CPU_NODES, machine=machine(allocation=2)) == "allocation"
     assert choose_target(plan=CPU_NODES, machine=machine(allocation=2), asked="here") == "here"
     assert choose_target(plan=CPU_NODES, machine=machine(allocation=1)) == "here"
+
+
+@pytest.mark.parametrize("plan", [CPU_NODES, GPU_NODE, GPU_NODES])
+@pytest.mark.parametrize("asked", [None, "here", "slurm"])
+@pytest.mark.parametrize("where", [machine(), machine(1), machine(allocation=3)])
+def test_what_is_only_shown_needs_nothing_here(
+    plan: Plan, where: Machine, asked: Literal["here", "slurm"] | None
+) -> None:
+    shown = choose_target(plan=plan, machine=where, asked=asked, starts=False)
+    assert shown == (asked or ("here" if plan is CPU_NODES else "slurm"))
 
 
 @pytest.mark.parametrize(
