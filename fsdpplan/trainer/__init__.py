@@ -26,6 +26,7 @@ from .user.mistakes import check_optimizer
 from .user.model import clip_grad_norm, materialise, sampler_arguments
 from .user.pipeline import forward_backward
 from .user.safetensors_load import load_safetensors
+from .user.targets import targets_per_micro_batch
 
 if _collects:
     gc.enable()
@@ -44,5 +45,6 @@ __all__ = [
     "parallelize",
     "sampler_arguments",
     "save_checkpoint",
+    "targets_per_micro_batch",
     "token_loss",
 ]
