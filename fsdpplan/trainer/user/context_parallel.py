@@ -20,7 +20,7 @@ from ..config import LayoutConfig
 from ..errors import TrainerError
 from ..parallel.context_parallel import trade_heads
 from ..text.packing import IGNORED
-from .targets import NUM_ITEMS, uncounted
+from .targets import NUM_ITEMS, own_count
 
 WITHOUT_MASKS = "attention of several ranks is causal over one whole sequence"
 
@@ -131,10 +131,9 @@ class OwnPart:
             targets = F.pad(given["labels"], (0, 1), value=IGNORED)[:, 1:]
             part["labels"] = part["shift_labels"] = self._own(targets)
             count = given.get(NUM_ITEMS)
-            if count is None:
-                uncounted.add(targets)
-                count = (targets != IGNORED).sum().clamp(min=1)
-            part[NUM_ITEMS] = count / self.ranks
+            part[NUM_ITEMS] = (
+                own_count(targets, share=self.ranks) if count is None else count / self.ranks
+            )
         return args, part
 
     def _own(self, whole: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from ..config import PlanConfig
 from ..errors import TrainerError
 from ..model.loss import chunked_loss
 from ..text.packing import IGNORED
-from .targets import NUM_ITEMS, uncounted
+from .targets import NUM_ITEMS, uncounted, uncounted_of
 
 _MARK = "fsdpplan_head_put_off"
 
@@ -63,14 +63,19 @@ def token_loss(
     and the optimizer's step is refused where micro-batches or ranks had unequal numbers of
     targets: `targets_per_micro_batch` counts them.
     """
-    put_off: PutOff | None = getattr(output, _MARK, None)
-    count: Tensor | float
-    if num_items_in_batch is None:
-        uncounted.add(targets)
-        count = (targets != IGNORED).sum().clamp(min=1)
-    else:
+    given = num_items_in_batch
+    own = targets if given is None else uncounted_of(given)
+    count = (targets != IGNORED).sum().clamp(min=1) if given is None else given
+    loss = _token_loss(output, targets, count)
+    if own is None:
         uncounted.num_counted += 1
-        count = num_items_in_batch
+    else:
+        uncounted.watch(loss, own)
+    return loss
+
+
+def _token_loss(output: Tensor, targets: Tensor, count: Tensor | float) -> Tensor:
+    put_off: PutOff | None = getattr(output, _MARK, None)
     if put_off is None:
         logits = output.flatten(0, -2).float()
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
@@ -164,13 +169,17 @@ class OwnLoss:
         if torch.compiler.is_compiling():
             return self.function(*args, **given)
         labels = inspect.signature(self.function).bind(*args, **given).arguments
-        if given.get(NUM_ITEMS) is not None:
+        loss: Tensor = self.function(*args, **given)
+        count = given.get(NUM_ITEMS)
+        if count is not None and uncounted_of(count) is None:
             uncounted.num_counted += 1
-        elif labels.get("shift_labels") is not None:
-            uncounted.add(labels["shift_labels"])
-        elif isinstance(labels.get("labels"), Tensor):
-            uncounted.add(labels["labels"][..., 1:] if self.shifts else labels["labels"])
-        return self.function(*args, **given)
+            return loss
+        own = uncounted_of(count)
+        if own is None:
+            own = OwnTargets(shifts=self.shifts).of(labels)
+        if own is not None:
+            uncounted.watch(loss, own)
+        return loss
 
 
 def watch_own_loss(model: nn.Module) -> None:
@@ -269,7 +278,7 @@ def loss_of(output: Any, targets: Any, loss: Loss | None, count: Tensor | None =
         before = uncounted.num_counted
         found = loss(output, targets)
         if isinstance(targets, Tensor) and uncounted.num_counted == before:
-            uncounted.add(targets)
+            uncounted.watch(found, targets)
     elif targets is not None:
         found = token_loss(getattr(output, "logits", output), targets, count)
     else:

@@ -25,6 +25,7 @@ from ..parallel.mesh import Meshes
 from ..parallel.pipeline import planned_schedule, stated_stage
 from ..parallel.replicas import ReplicaGradients
 from ..parallel.tied_tables import TiedTables
+from ..text.packing import IGNORED
 from ..torch_versions import keep_no_outputs
 from .loss import Loss, OwnTargets, loss_of, own_targets
 from .stages import POSITION, TARGETS, Cut, Stage, from_names, merged
@@ -261,7 +262,7 @@ class _Counted:
             return
         if here and uncounted.num_counted < self.num_counted + len(self.unsure):
             for targets in self.unsure:
-                uncounted.add(targets)
+                uncounted.add((targets != IGNORED).sum())
         uncounted.require_equal(device)
 
 

@@ -52,7 +52,7 @@ def targets_per_micro_batch(plan: PlanConfig, targets: Tensor | Sequence[Tensor]
 
 
 class UncountedTargets:
-    """How many targets the losses had that were divided by their own number, since the last step."""
+    """Numbers of targets of the losses since the last step that were divided by their own."""
 
     def __init__(self) -> None:
         self.num_counted = 0
@@ -60,13 +60,18 @@ class UncountedTargets:
         self._extremes: Tensor | None = None
         self._before: _Answer | None = None
 
-    def add(self, targets: Tensor) -> None:
-        """Remember one loss of `targets`."""
-        if torch.compiler.is_compiling() or ambient_fake_mode() is not None:
-            return
-        if not torch.is_grad_enabled():  # nothing is trained by it
+    def watch(self, loss: Tensor, targets: Tensor) -> None:
+        """Remember the number of `targets` when backward comes to their `loss`: what is only
+        looked at trains nothing."""
+        if torch.compiler.is_compiling() or not loss.requires_grad:
             return
         count = (targets != IGNORED).sum()
+        loss.register_hook(lambda _: self.add(count))  # type: ignore[no-untyped-call]
+
+    def add(self, count: Tensor) -> None:
+        """Remember the number of targets of one loss."""
+        if ambient_fake_mode() is not None:
+            return
         extremes = torch.stack([count, -count])
         known = self._extremes
         self._extremes = extremes if known is None else torch.maximum(known, extremes)
@@ -115,6 +120,22 @@ class _Answer:
             self._event.synchronize()
         found: list[int] = self._numbers.tolist()
         return found
+
+
+_OF = "fsdpplan_targets"
+
+
+def own_count(targets: Tensor, *, share: int) -> Tensor:
+    """The number of `targets` over `share`, marked as one that nobody has counted over a step."""
+    count = (targets != IGNORED).sum().clamp(min=1) / share
+    setattr(count, _OF, targets)
+    return count
+
+
+def uncounted_of(num_items_in_batch: Any) -> Tensor | None:
+    """The targets whose own number that is; None: it is the count of a step."""
+    found: Tensor | None = getattr(num_items_in_batch, _OF, None)
+    return found
 
 
 uncounted = UncountedTargets()
