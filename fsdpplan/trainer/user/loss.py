@@ -168,7 +168,7 @@ class OwnLoss:
     def __call__(self, *args: Any, **given: Any) -> Tensor:
         if torch.compiler.is_compiling():
             return self.function(*args, **given)
-        labels = inspect.signature(self.function).bind(*args, **given).arguments
+        named = {**given, **inspect.signature(self.function).bind(*args, **given).arguments}
         loss: Tensor = self.function(*args, **given)
         count = given.get(NUM_ITEMS)
         if count is not None and uncounted_of(count) is None:
@@ -176,7 +176,7 @@ class OwnLoss:
             return loss
         own = uncounted_of(count)
         if own is None:
-            own = OwnTargets(shifts=self.shifts).of(labels)
+            own = OwnTargets(shifts=self.shifts).of(named)
         if own is not None:
             uncounted.watch(loss, own)
         return loss

@@ -27,7 +27,7 @@ from ..parallel.replicas import ReplicaGradients
 from ..parallel.tied_tables import TiedTables
 from ..text.packing import IGNORED
 from ..torch_versions import keep_no_outputs
-from .loss import Loss, OwnTargets, loss_of, own_targets
+from .loss import Loss, OwnTargets, loss_of, own_targets, takes_count
 from .stages import POSITION, TARGETS, Cut, Stage, from_names, merged
 from .targets import NUM_ITEMS, targets_per_micro_batch, uncounted
 from .trace import Inputs, Trace, called_with
@@ -273,20 +273,18 @@ def _counted(
     user gives is taken out of it."""
     by_user = given.pop(NUM_ITEMS, None)
     targets: Tensor | None = given[TARGETS] if TARGETS in given else own.of(given)
-    if by_user is not None:
-        count: Tensor | None = by_user
-    else:
-        count = None if targets is None else targets_per_micro_batch(plan, targets)
     is_own = loss is None and TARGETS not in given
-    beside = {NUM_ITEMS: count} if count is not None and is_own else {}
+    is_taken = own.takes_count if is_own else loss is None or takes_count(loss)
+    count: Tensor | None = by_user
+    if by_user is None and targets is not None and is_taken:
+        count = targets_per_micro_batch(plan, targets)
     unsure: Sequence[Tensor] = ()
-    if is_own and by_user is None:
-        beside = beside if own.takes_count else {}
-        if targets is not None and not (own.takes_count and own.names_count):
-            unsure = _parts(targets, plan.layout.num_microbatches)
+    is_sure = by_user is not None or (own.takes_count and own.names_count)
+    if is_own and targets is not None and not is_sure:
+        unsure = _parts(targets, plan.layout.num_microbatches)
     return _Counted(
         count=count,
-        beside=beside,
+        beside={NUM_ITEMS: count} if is_own and count is not None else {},
         unsure=unsure,
         num_counted=uncounted.num_counted,
         is_watched=is_own or loss is not None,

@@ -149,7 +149,7 @@ def watch_targets(model: nn.Module, device: torch.device) -> None:
     def before_step(optimizer: Any, *_: Any) -> None:
         if not uncounted.has_any or (model := known()) is None:
             return
-        first = optimizer.param_groups[0]["params"][0]
+        first = next(each for group in optimizer.param_groups for each in group["params"])
         if any(first is parameter for parameter in model.parameters()):
             uncounted.require_equal(device)
 
