@@ -62,6 +62,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "own tp4 alone, twice": ("own", TP2 | TWICE | LAST | {"tp": 4, "sharding": "ddp"}),
     "llama fsdp": ("llama", SHARD4),
     "llama hsdp, pieces": ("llama", HSDP | PIECES),
+    "llama tp2": ("llama", TP2 | SHARD2),
     "llama cp2": ("llama", {"cp": 2, "dp_shard": 2}),
 }
 """Layouts in which a loop of one's own counts nothing."""
