@@ -27,6 +27,7 @@ from .user.model import clip_grad_norm, materialise, sampler_arguments
 from .user.pipeline import forward_backward
 from .user.report import report_step
 from .user.safetensors_load import load_safetensors
+from .user.targets import targets_per_micro_batch
 
 if _collects:
     gc.enable()
@@ -46,5 +47,6 @@ __all__ = [
     "report_step",
     "sampler_arguments",
     "save_checkpoint",
+    "targets_per_micro_batch",
     "token_loss",
 ]

@@ -16,7 +16,7 @@ from ..config import PlanConfig
 from ..errors import TrainerError
 from ..precision import apply_autocast, keep_parameters
 from ..user.context_parallel import share_sequences
-from ..user.loss import named_head, put_head_off
+from ..user.loss import named_head, put_head_off, watch_own_loss
 from ..user.mistakes import (
     require_bare,
     require_blocks,
@@ -28,6 +28,7 @@ from ..user.mistakes import (
 from ..user.model import found_ends, remember_meshes, require_applicable, settle_at_exit
 from ..user.pipeline import UserPipeline
 from ..user.stages import Cut, Stage, cut_model, stages_of
+from ..user.targets import ExactCount, watch_targets
 from ..user.tensor_parallel import gather_after, split_styles, split_user_model, sum_at_once
 from ..user.trace import Inputs, Trace, traced
 from .data_parallel import Ends, apply_ddp, equalise_replicas, require_values
@@ -86,6 +87,9 @@ def parallelize(
     replaced = watch_optimizers(model)
     meshes = try_numbers(plan, numbers) or build_meshes(layout, device.type)
     keep_parameters(model, plan.training)
+    watch_own_loss(model)
+    count = ExactCount()
+    model.register_forward_pre_hook(count.put_back, with_kwargs=True)
     if meshes.cp is not None:
         share_sequences(model, layout, meshes.cp)
     if cut is None or trace is None:
@@ -95,9 +99,11 @@ def parallelize(
         steps = user_steps(whole, blocks[0], blocks[-1])
         lay_out(part, steps)
         called = steps.replicas(part)
+        model.register_forward_pre_hook(count.leave_out, with_kwargs=True, prepend=True)
     else:
         called = _in_stages(whole, cut, trace, plan, meshes, device)
     remember_meshes(called, meshes)
+    watch_targets(called, device)
     replaced(model)
     return called
 

@@ -117,12 +117,22 @@ def counted_fraction(micro_batches: Sequence[MicroBatch]) -> Tensor | None:
     nothing is packed or masked."""
     if micro_batches[0].documents is None and micro_batches[0].masked is None:
         return None
-    counts = torch.stack([(batch.targets != IGNORED).sum() for batch in micro_batches])
-    targets = sum(batch.targets.numel() for batch in micro_batches)
     # ranks that share targets count them alike, so the fraction stays
-    both = torch.stack([counts.sum(), torch.full_like(counts[0], targets)])
-    dist.all_reduce(both)
-    return both[0] / both[1]
+    counted, targets = count_targets([batch.targets for batch in micro_batches])
+    return counted / targets
+
+
+def count_targets(
+    targets: Sequence[Tensor], *, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """(targets that count, all targets) in `targets` of all ranks; on `device`, by default where
+    they are."""
+    counted = torch.stack([(each != IGNORED).sum() for each in targets]).sum()
+    number = torch.full_like(counted, sum(each.numel() for each in targets))
+    both = torch.stack([counted, number]).to(counted.device if device is None else device)
+    if dist.is_initialized():
+        dist.all_reduce(both)
+    return both[0], both[1]
 
 
 def real_fraction(micro_batches: Sequence[MicroBatch]) -> Tensor | float:

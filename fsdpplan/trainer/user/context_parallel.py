@@ -20,6 +20,7 @@ from ..config import LayoutConfig
 from ..errors import TrainerError
 from ..parallel.context_parallel import trade_heads
 from ..text.packing import IGNORED
+from .targets import NUM_ITEMS, own_count
 
 WITHOUT_MASKS = "attention of several ranks is causal over one whole sequence"
 
@@ -103,14 +104,15 @@ class OwnPart:
     """Before the model: of whole sequences, this rank's tokens, with their positions and targets.
 
     The loss is divided by the mean number of targets of a rank, so that its mean over the ranks is
-    that over all targets.
+    that over all targets: by what it was given as `num_items_in_batch` for whole sequences, or by
+    their own number.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.ranks, self.rank = mesh.size(), mesh.get_local_rank()
 
     def __call__(self, _: nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, Any]:
-        unknown = set(given) - {"input_ids", "labels", "use_cache"}
+        unknown = set(given) - {"input_ids", "labels", "use_cache", NUM_ITEMS}
         if args or unknown or "input_ids" not in given:
             raise TrainerError(
                 f"{WITHOUT_MASKS}: call the model with input_ids= and labels= only, each of whole "
@@ -128,7 +130,10 @@ class OwnPart:
         if given.get("labels") is not None:
             targets = F.pad(given["labels"], (0, 1), value=IGNORED)[:, 1:]
             part["labels"] = part["shift_labels"] = self._own(targets)
-            part["num_items_in_batch"] = (targets != IGNORED).sum() / self.ranks
+            count = given.get(NUM_ITEMS)
+            part[NUM_ITEMS] = (
+                own_count(targets, share=self.ranks) if count is None else count / self.ranks
+            )
         return args, part
 
     def _own(self, whole: Tensor) -> Tensor:

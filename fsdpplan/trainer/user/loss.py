@@ -7,9 +7,10 @@ program which takes it for logits is told so instead of training something else.
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..config import PlanConfig
 from ..errors import TrainerError
 from ..model.loss import chunked_loss
 from ..text.packing import IGNORED
+from .targets import NUM_ITEMS, uncounted, uncounted_of
 
 _MARK = "fsdpplan_head_put_off"
 
@@ -49,15 +51,31 @@ def is_put_off(output: Tensor) -> bool:
     return getattr(output, _MARK, None) is not None
 
 
-def token_loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of `targets` (-100: ignored) from what the model returned for them.
+def token_loss(
+    output: Tensor, targets: Tensor, num_items_in_batch: Tensor | float | None = None
+) -> Tensor:
+    """Sum of the cross-entropies of `targets` (-100: ignored) from what the model returned for
+    them, divided by `num_items_in_batch`, or by the number of them where that is None.
 
     `output` is the model's, as it is: logits (..., vocabulary), whole or split over it by tensor
-    parallelism; or, where the plan has the loss in pieces, what the head was given. Equal to
-    `F.cross_entropy(logits.flatten(0, -2), targets.flatten())`.
+    parallelism; or, where the plan has the loss in pieces, what the head was given. Without
+    `num_items_in_batch` it is equal to `F.cross_entropy(logits.flatten(0, -2), targets.flatten())`,
+    and the optimizer's step is refused where micro-batches or ranks had unequal numbers of
+    targets: `targets_per_micro_batch` counts them.
     """
+    given = num_items_in_batch
+    own = targets if given is None else uncounted_of(given)
+    count = (targets != IGNORED).sum().clamp(min=1) if given is None else given
+    loss = _token_loss(output, targets, count)
+    if own is None:
+        uncounted.num_counted += 1
+    else:
+        uncounted.watch(loss, own)
+    return loss
+
+
+def _token_loss(output: Tensor, targets: Tensor, count: Tensor | float) -> Tensor:
     put_off: PutOff | None = getattr(output, _MARK, None)
-    count = (targets != IGNORED).sum().clamp(min=1)
     if put_off is None:
         logits = output.flatten(0, -2).float()
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
@@ -138,10 +156,85 @@ def causal_loss(
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:].contiguous()
     if ignore_index != IGNORED:
         shift_labels = shift_labels.masked_fill(shift_labels == ignore_index, IGNORED)
-    loss = token_loss(logits, shift_labels)
-    if num_items_in_batch is None:
+    return token_loss(logits, shift_labels, num_items_in_batch)
+
+
+class OwnLoss:
+    """The loss function of a Hugging Face model, which remembers targets that nobody counted."""
+
+    def __init__(self, function: Callable[..., Tensor], *, shifts: bool) -> None:
+        self.function, self.shifts = function, shifts
+
+    def __call__(self, *args: Any, **given: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self.function(*args, **given)
+        named = {**given, **inspect.signature(self.function).bind(*args, **given).arguments}
+        loss: Tensor = self.function(*args, **given)
+        count = given.get(NUM_ITEMS)
+        if count is not None and uncounted_of(count) is None:
+            uncounted.num_counted += 1
+            return loss
+        own = uncounted_of(count)
+        if own is None:
+            own = OwnTargets(shifts=self.shifts).of(named)
+        if own is not None:
+            uncounted.watch(loss, own)
         return loss
-    return loss * ((shift_labels != IGNORED).sum() / num_items_in_batch)
+
+
+def watch_own_loss(model: nn.Module) -> None:
+    """Let the loss functions of a Hugging Face model, which may be inside of another, remember
+    targets that nobody counted."""
+    for each in _with_own_loss(model):
+        function = each.loss_function
+        encodes = getattr(getattr(each, "config", None), "is_encoder_decoder", False)
+        # transformers 5.23, trainer.py: labels of a decoder behind an encoder are not moved
+        shifts = getattr(function, "__name__", "") == "ForCausalLMLoss" and not encodes
+        if not isinstance(function, OwnLoss):
+            each.loss_function = OwnLoss(function, shifts=shifts)
+
+
+def _with_own_loss(model: nn.Module) -> list[Any]:
+    # of a model without a head, which has no such type, Transformers would warn
+    return [
+        each
+        for each in model.modules()
+        if getattr(each, "loss_type", None) is not None and hasattr(each, "loss_function")
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTargets:
+    """How a model that computes its own loss counts targets."""
+
+    shifts: bool = False
+    """Whether its labels are those of the tokens themselves, so that the first has no target."""
+    takes_count: bool = False
+    """Whether it may be given `num_items_in_batch`: it is of Hugging Face."""
+    names_count: bool = False
+    """Whether its forward has an argument of that name, beside others."""
+
+    def of(self, named: Mapping[str, Any]) -> Tensor | None:
+        """The targets of a step in what the model is called with; None: none are known."""
+        found = named.get("shift_labels")
+        if isinstance(found, Tensor):
+            return found
+        labels = named.get("labels")
+        if not isinstance(labels, Tensor):
+            return None
+        return labels[..., 1:] if self.shifts else labels
+
+
+def own_targets(model: nn.Module) -> OwnTargets:
+    """How `model` counts targets, after `watch_own_loss`."""
+    losses = [each.loss_function for each in _with_own_loss(model)]
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return OwnTargets(
+        shifts=any(each is causal_loss or getattr(each, "shifts", False) for each in losses),
+        takes_count=bool(losses) and (takes_any or NUM_ITEMS in parameters),
+        names_count=NUM_ITEMS in parameters,
+    )
 
 
 def named_head(model: nn.Module, head: nn.Module | None) -> nn.Linear:
@@ -162,17 +255,32 @@ def named_head(model: nn.Module, head: nn.Module | None) -> nn.Linear:
     return found
 
 
-Loss = Callable[[Any, Any], Tensor]
-"""A number of what the model returned and the targets that go with it."""
+Loss = Callable[..., Tensor]
+"""A number of what the model returned and the targets that go with it; it may take
+`num_items_in_batch`, too."""
 
 
-def loss_of(output: Any, targets: Any, loss: Loss | None) -> Tensor:
-    """The loss of one micro-batch: the user's, or `token_loss`, or the model's own."""
+def takes_count(loss: Loss) -> bool:
+    """Whether `loss` has an argument `num_items_in_batch`."""
+    try:
+        return NUM_ITEMS in inspect.signature(loss).parameters
+    except ValueError:  # of a function that is not Python's
+        return False
+
+
+def loss_of(output: Any, targets: Any, loss: Loss | None, count: Tensor | None = None) -> Tensor:
+    """The loss of one micro-batch: the user's, or `token_loss`, or the model's own; `count` is
+    what the sum over its targets is divided by."""
     found: Any
-    if loss is not None:
+    if loss is not None and takes_count(loss):
+        found = loss(output, targets, num_items_in_batch=count)
+    elif loss is not None:
+        before = uncounted.num_counted
         found = loss(output, targets)
+        if isinstance(targets, Tensor) and uncounted.num_counted == before:
+            uncounted.watch(found, targets)
     elif targets is not None:
-        found = token_loss(getattr(output, "logits", output), targets)
+        found = token_loss(getattr(output, "logits", output), targets, count)
     else:
         found = getattr(output, "loss", None)
         if not isinstance(found, Tensor):

@@ -8,12 +8,14 @@ All micro-batches go through forward and backward: one after another, or by the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ..config import PlanConfig
 from ..errors import TrainerError
@@ -23,9 +25,11 @@ from ..parallel.mesh import Meshes
 from ..parallel.pipeline import planned_schedule, stated_stage
 from ..parallel.replicas import ReplicaGradients
 from ..parallel.tied_tables import TiedTables
+from ..text.packing import IGNORED
 from ..torch_versions import keep_no_outputs
-from .loss import Loss, loss_of
+from .loss import Loss, OwnTargets, loss_of, own_targets, takes_count
 from .stages import POSITION, TARGETS, Cut, Stage, from_names, merged
+from .targets import NUM_ITEMS, targets_per_micro_batch, uncounted
 from .trace import Inputs, Trace, called_with
 
 
@@ -62,6 +66,7 @@ class UserPipeline(nn.Module):
         self._pp, self._device = meshes.pp, device
         self._copies = _copies(cut, stages)
         self._copies_are_equal = False
+        self._own_targets = own_targets(cut.model)
         self._replicas: ReplicaGradients | None = None
         if plan.layout.sharding == "ddp" and meshes.axis("dp_replicate") is not None:
             group = meshes.parameters["dp_replicate"].get_group()
@@ -111,19 +116,22 @@ class UserPipeline(nn.Module):
         return self
 
     def step(self, inputs: Inputs, targets: Tensor | None, loss: Loss | None) -> Tensor:
-        """Gradients of the mean loss over the micro-batches; all ranks get that loss."""
+        """Gradients of the mean loss over the targets; all ranks get this replica's part of it."""
         layout = self._plan.layout
         if not self._copies_are_equal:
             self._equalise_copies()
         rows = layout.micro_batch * layout.num_microbatches
         given = _by_name(inputs, targets, rows)
+        counted = _counted(given, self._own_targets, self._plan, loss)
         losses: list[Tensor] = []
 
         def scaled(output: Any, named: Mapping[str, Any]) -> Tensor:
-            return loss_of(output, named.get(TARGETS), loss) / layout.num_microbatches
+            one = loss_of(output, named.get(TARGETS), loss, counted.count)
+            return one / layout.num_microbatches
 
         for stage in self._stages:
             stage.loss_of = scaled if stage.share.is_last else None
+            stage.beside = counted.beside
         if self._replicas is not None:
             self._replicas.begin()
         places = torch.zeros(rows, dtype=torch.int64, device=self._device)
@@ -139,6 +147,7 @@ class UserPipeline(nn.Module):
             if isinstance(error.__cause__, TrainerError):  # torch tells what the stage was given
                 raise error.__cause__ from None
             raise
+        counted.require_used(here=self._has("is_last"), device=self._device)
         if self._replicas is not None:
             self._replicas.finish()
         # sums over tensor-parallel ranks that no one has made yet
@@ -231,6 +240,57 @@ def _with_rows(name: str, value: Any, rows: int) -> Any:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted:
+    """What the losses of a step are divided by."""
+
+    count: Tensor | None
+    """Mean number of targets of a micro-batch; None where no targets are known."""
+    beside: dict[str, Any]
+    """What the model is given of it."""
+    unsure: Sequence[Tensor] = ()
+    """The targets of each micro-batch, where the model's own loss may leave the count aside."""
+    num_counted: int
+    """Losses that had been given a count before the step."""
+    is_watched: bool
+    """Whether losses may be divided by something else."""
+
+    def require_used(self, *, here: bool, device: torch.device) -> None:
+        """Raise where losses were divided by unequal numbers of targets of their own; all ranks
+        call this after the step. `here`: this rank has computed them."""
+        if not self.is_watched:
+            return
+        if here and uncounted.num_counted < self.num_counted + len(self.unsure):
+            for targets in self.unsure:
+                uncounted.add((targets != IGNORED).sum())
+        uncounted.require_equal(device)
+
+
+def _counted(
+    given: dict[str, Any], own: OwnTargets, plan: PlanConfig, loss: Loss | None
+) -> _Counted:
+    """The targets of a step in what it is given by name, counted over all ranks; a count that the
+    user gives is taken out of it."""
+    by_user = given.pop(NUM_ITEMS, None)
+    targets: Tensor | None = given[TARGETS] if TARGETS in given else own.of(given)
+    is_own = loss is None and TARGETS not in given
+    is_taken = own.takes_count if is_own else loss is None or takes_count(loss)
+    count: Tensor | None = by_user
+    if by_user is None and targets is not None and is_taken:
+        count = targets_per_micro_batch(plan, targets)
+    unsure: Sequence[Tensor] = ()
+    is_sure = by_user is not None or (own.takes_count and own.names_count)
+    if is_own and targets is not None and not is_sure:
+        unsure = _parts(targets, plan.layout.num_microbatches)
+    return _Counted(
+        count=count,
+        beside={NUM_ITEMS: count} if is_own and count is not None else {},
+        unsure=unsure,
+        num_counted=uncounted.num_counted,
+        is_watched=is_own or loss is not None,
+    )
+
+
 def forward_backward(
     model: nn.Module,
     plan: PlanConfig,
@@ -239,18 +299,26 @@ def forward_backward(
     *,
     loss: Loss | None = None,
 ) -> Tensor:
-    """Forward and backward of all micro-batches of a step; returns this rank's mean loss.
+    """Forward and backward of all micro-batches of a step; returns this rank's part of the loss:
+    averaged over the ranks it is the mean over all targets of the step.
 
     `inputs` and `targets` have a row for each sequence of the step; they are cut into the plan's
     micro-batches. The loss is `loss(output, targets)`, by default `token_loss` where there are
     targets, and else the `.loss` that the model returns. In a pipeline all its ranks give the same
     rows and get the loss.
+
+    Targets other than -100 are counted once, over all micro-batches and ranks, and the loss of each
+    micro-batch is its sum over their mean number in a micro-batch: `token_loss` and the losses of
+    Hugging Face models are given that, a `loss` that has an argument `num_items_in_batch` gets it.
+    Other losses are refused where numbers of targets are unequal; a model of one's own that takes
+    `num_items_in_batch` is given it in `inputs`.
     """
     if isinstance(model, UserPipeline):
         return model.step(inputs, targets, loss)
     layout = plan.layout
     number, rows = layout.num_microbatches, layout.micro_batch * layout.num_microbatches
     given = _by_name(inputs, targets, rows)
+    counted = _counted(given, own_targets(_inner(model)), plan, loss)
     cut = {name: _parts(value, number) for name, value in given.items()}
     total: Tensor | None = None
     for index in range(number):
@@ -258,11 +326,18 @@ def forward_backward(
         goal = part.pop(TARGETS, None)
         with gradient_sync(model, layout, is_last=index == number - 1):
             args, named = from_names(part)
-            one = loss_of(model(*args, **named), goal, loss) / number
+            output = model(*args, **named, **counted.beside)
+            one = loss_of(output, goal, loss, counted.count) / number
+            del output  # it would keep the logits through backward
             one.backward()  # type: ignore[no-untyped-call]
         total = one.detach() if total is None else total + one.detach()
     assert total is not None
+    counted.require_used(here=True, device=total.device)
     return total
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def _parts(value: Any, number: int) -> Sequence[Any]:

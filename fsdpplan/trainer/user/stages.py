@@ -128,6 +128,8 @@ class Stage:
         self.hands_on: Tensor | None = None
         """What the next stage is sent, once that is stated: its shape and dtype."""
         self.loss_of: Callable[[Any, Mapping[str, Any]], Tensor] | None = None
+        self.beside: dict[str, Any] = {}
+        """What the model is given by name in every micro-batch of a step."""
         paths = {id(module): path for path, module in cut.model.named_modules()}
         replaced = {
             paths[id(block)]: self._stand_in(number, block)
@@ -201,6 +203,7 @@ class Stage:
     def _run(self, x: Tensor, **given: Any) -> Any:
         """What the next stage is sent; on the last one the loss."""
         args, named = from_names(given)
+        named |= self.beside
         for key, hook in self._before:
             if key in self._with_names:
                 changed = hook(self.module, args, named)
