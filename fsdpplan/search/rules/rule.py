@@ -196,7 +196,8 @@ def _whole_parameters(layout: Layout) -> Iterator[Problem]:
 def _shard_group(layout: Layout) -> Iterator[Problem]:
     if layout.sharding == "ddp":
         return
-    if layout.shard_ranks == 1:
+    is_alone = layout.sharding == "fsdp" and layout.dp_replicate == 1
+    if layout.shard_ranks == 1 and not is_alone:
         yield Problem(
             reason="a shard group of one rank",
             sentence=f"sharding {layout.sharding} over one rank shards nothing; use --sharding "

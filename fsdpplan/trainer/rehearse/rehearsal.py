@@ -107,12 +107,14 @@ def differences(plan: PlanConfig) -> list[str]:
             replace(plan, training=replace(plan.training, precision_switch="none"))
         )
         return [*before, f"only steps in {plan.training.precision} are taken, none behind {switch}"]
+    wraps = layout.sharding == "ddp" and layout.dp_replicate > 1 == layout.pp
+    reducer = [REDUCER] if wraps else []
     if plan.cluster.device.kind != "cuda":
-        return [REDUCER] if layout.sharding == "ddp" else []
+        return reducer
     said = list(DIFFERENCES)
     said += [COMPILED] if layout.compile else []
     said += [RING] if layout.cp > 1 else []
-    return said + ([REDUCER] if layout.sharding == "ddp" and layout.pp == 1 else [])
+    return said + reducer
 
 
 def failures(report: Document) -> list[str]:
