@@ -120,7 +120,8 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     return RankSizes(
         blocks=stage.blocks,
         unit_blocks=max(1, min(layout.wrap_blocks, stage.blocks)),
-        has_lean_units=has_lean_units(training),
+        # one rank has no gradient in a loop that splits them
+        has_lean_units=has_lean_units(training) or shard_ranks == 1,
         keeps_reduction_behind=keeps_reduction_behind(training),
         gathers_in_place=is_fsdp and training.traits.flat_parameters,
         gathered_block_bytes=gathered_block_bytes,

@@ -119,8 +119,7 @@ def _alone(
     memory = memory_bytes_per_second(case.cluster.device)
     resident = formats(training=training, layout=layout).resident
     gathered = DTYPE_BYTES[gathered_dtype]
-    is_cast = layout.offload == "none" and gathered != resident
-    cast = (resident + gathered) * size.padded_elements / memory if is_cast else 0.0
+    cast = (resident + gathered) * size.padded_elements / memory if gathered != resident else 0.0
     return UnitSeconds(
         copy_out=(copy_out + cast) * (2 if regathers else 1),
         reduce_scatter=2 * DTYPE_BYTES[training.reduce_dtype] * size.padded_elements / memory,
@@ -169,7 +168,7 @@ def _moved(
         copy_out=copy_out,
         copy_in=copy_in,
     )
-    if group.ranks == 1:
+    if layout.shard_ranks == 1:
         alone = _alone(
             size,
             case=case,
