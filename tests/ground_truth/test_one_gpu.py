@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 
 from fsdpplan.cost.memory.ledger import checkpoint_peak_bytes, initialization_peak_bytes
-from fsdpplan.cost.memory.peak import stage_memory
 from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model

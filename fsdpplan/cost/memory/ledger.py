@@ -10,8 +10,8 @@ Start memory: the device's peaks before the first step, and while a checkpoint i
 
 FSDP2 builds on the meta device, so only shards are ever made; the reference trainer draws each
 parameter whole, one at a time, to fill them. FSDP1 makes a unit whole and flattens it. DDP makes
-the model, then buckets for all gradients; one replica alone has no DDP. Softwares with half-precision parameters make the masters
-and gradient buffers of the ledger before they train.
+the model, then buckets for all gradients; one replica alone has no DDP. Softwares with
+half-precision parameters make the masters and gradient buffers of the ledger before they train.
 
 A checkpoint by torch.distributed.checkpoint writes what the rank holds: its state dictionary refers
 to shards and copies none on the device; FSDP1 gathers unit after unit for it.

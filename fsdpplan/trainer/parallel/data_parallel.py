@@ -157,9 +157,8 @@ def apply_ddp(
     if plan.layout.world > 1:
         require_values(model)
     tensors = (*model.parameters(), *model.buffers())
-    if not any(tensor.is_meta for tensor in tensors):
-        if any(tensor.device != device for tensor in tensors):
-            model.to(device)
+    if any(tensor.device != device and not tensor.is_meta for tensor in tensors):
+        model.to(device)
     apply_autocast(model, plan, device)
     if has_distributed_parameters(model):
         model = LocalParameters(model)
