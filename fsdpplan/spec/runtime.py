@@ -76,6 +76,9 @@ class Runtime:
     wraps_alone: bool = True
     """DDP wraps whole parameters also where it has nothing to reduce: buckets of all gradients are
     there on one GPU, too. Without, they are bare, and so they are in a pipeline."""
+    caches_casts: bool = True
+    """Autocast keeps each weight's copy to the end of forward, as by default; without, where
+    backward recomputes, no longer than its product."""
     overlaps_reduction: bool = True
     """Gradient reductions run beside backward; without, after it."""
     overlaps_tensor_parallel: bool = False
@@ -190,6 +193,7 @@ FSDP2 = Runtime(
     reference_decoder=True,
     routes_whole_sequence=True,
     wraps_alone=False,
+    caches_casts=False,
     bucket_bytes=25 * 2**20,
     source="torch 2.13 torch/distributed/fsdp/_fully_shard, torch/nn/parallel/distributed.py; "
     "units as fsdpplan/trainer/parallel/data_parallel.py and torchtitan "
@@ -275,6 +279,7 @@ RUNTIMES: tuple[Runtime, ...] = (
         name="fsdp2_wrapped",
         words="FSDP2, or DDP also around one replica",
         wraps_alone=True,
+        caches_casts=True,
         source="torch 2.13 torch/nn/parallel/distributed.py: a group of one rank has buckets as "
         "any other; fsdpplan/trainer until 2026-11 wrapped the model of one GPU",
     ),
@@ -283,6 +288,7 @@ RUNTIMES: tuple[Runtime, ...] = (
         name="fsdp2_2024",
         words="FSDP2 with torch before 2.9",
         wraps_alone=True,
+        caches_casts=True,
         units_of_ends=False,
         composite_norms=True,
         source="torchtitan of 2024 torchtitan/models/norms.py and "

@@ -48,6 +48,22 @@ CASES = {
     "bare, recomputed operations": Case(
         LLAMA_SMALL_VOCAB, 4096, replace(BARE, activation_checkpointing="op", micro_batch=2)
     ),
+    "bare, recomputed, twice": Case(
+        replace(SMALL, layers=24, hidden=1024, ffn_hidden=4096, vocab=65536),
+        512,
+        replace(BARE, activation_checkpointing="full", num_microbatches=2),
+    ),
+    "bare, recomputed operations, twice": Case(
+        LLAMA_SMALL_VOCAB, 1024, replace(BARE, activation_checkpointing="op", num_microbatches=2)
+    ),
+    "bare, half recomputed, twice": Case(
+        LLAMA_SMALL_VOCAB,
+        1024,
+        replace(BARE, activation_checkpointing="full", checkpoint_blocks=2, num_microbatches=2),
+    ),
+    "bare, recomputed attention": Case(
+        LLAMA_SMALL_VOCAB, 1024, replace(BARE, activation_checkpointing="attention")
+    ),
     "bare, tied": Case(GPT2, 1024, replace(BARE, micro_batch=2)),
     "bare, tied, bf16 parameters": Case(GPT2, 512, BARE, param_dtype="bf16"),
     "bare, in pieces": Case(QWEN3, 1024, replace(BARE, **PIECES)),

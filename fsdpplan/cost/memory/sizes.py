@@ -131,6 +131,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         else 0,
         copies_block_bytes=copies_block_bytes,
         copies_root_bytes=copies_root_bytes,
+        caches_copies=training.traits.caches_casts,
         kept_block_bytes=_kept_block_bytes(
             layout=layout, gathered_block_bytes=mean.padded_elements * of.gathered_matrix
         ),
