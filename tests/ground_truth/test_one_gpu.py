@@ -1,7 +1,6 @@
 """One GPU: the trainer's step bare, and under FSDP over one rank, with and without offload.
 
-Peaks are those of the trainer's own step under fake tensors, as in `test_memory`. Fake copies to
-the host stay on the device that fakes it, so with offload what is compared is all of them together.
+Peaks are those of the trainer's own step under fake tensors, as in `test_memory`.
 """
 
 from __future__ import annotations
@@ -11,10 +10,14 @@ from typing import NamedTuple
 
 import pytest
 
-from fsdpplan.cost.memory.ledger import checkpoint_peak_bytes, initialization_peak_bytes
+from fsdpplan.cost.memory.ledger import checkpoint_peak_bytes, initialization_peak_bytes, rank_state
+from fsdpplan.cost.memory.peak import stage_memory, staging_bytes
+from fsdpplan.cost.memory.sizes import rank_sizes
+from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case as Priced
 from fsdpplan.spec.training import ParamDtype, Precision
 from tests.ground_truth.fsdp_step import case_of, measured_step, predicted_peak_bytes, training_for
 from tests.ground_truth.shapes import GPT2, LLAMA_8B, LLAMA_SMALL_VOCAB, ODD, QWEN3, SMALL
@@ -102,3 +105,41 @@ def test_peaks_equal_those_of_the_trainer(case: Case) -> None:
     ):
         assert expected == pytest.approx(measured.peak_bytes_of[phase], rel=0.01), phase
     assert not measured.rows
+
+
+OFFLOADED = {
+    "loss leads": Case(LLAMA_8B, 4096, ALONE),
+    "activations lead": Case(LLAMA_SMALL_VOCAB, 4096, replace(ALONE, micro_batch=4)),
+    "gradients lead": Case(LLAMA_SMALL_VOCAB, 1024, ALONE),
+    "recomputed": Case(
+        LLAMA_SMALL_VOCAB, 4096, replace(ALONE, activation_checkpointing="full", micro_batch=4)
+    ),
+    "twice": Case(LLAMA_SMALL_VOCAB, 1024, replace(ALONE, num_microbatches=2)),
+}
+
+
+@pytest.mark.parametrize("case", OFFLOADED.values(), ids=OFFLOADED.keys())
+def test_with_offload_device_and_host_hold_together_what_the_device_alone_would(case: Case) -> None:
+    """On a CPU the copies between them are none, so a step's peak is that of both, without what is
+    on its way; the device's own lies below it by the state, and by gradients that left before."""
+    layout = replace(case.layout, offload="cpu", compile=False)
+    training = training_for(layout, seq_len=case.seq_len)
+    measured = measured_step(case.model, training, layout).peak_bytes
+    assert measured == pytest.approx(
+        predicted_peak_bytes(case.model, training, case.layout), rel=0.01
+    )
+    priced, stage = case_of(case.model, training, layout), whole_model(case.model)
+    depth = case.model.layers
+    sizes, state = rank_sizes(priced, stage, in_flight_blocks=depth), rank_state(priced, stage)
+    memory = stage_memory(priced, stage, in_flight_blocks=depth)
+    kept = state.parameters + state.optimizer
+    own = memory.peak_allocated_bytes - staging_bytes(sizes, formats_of(priced))
+    left_before = memory.host_bytes - kept  # all gradients, where backward has ended
+    assert memory.parameters_bytes == memory.optimizer_bytes == 0
+    assert 0.99 * measured <= own + kept + (left_before if memory.peak_phase == "backward" else 0)
+    assert own + kept <= 1.01 * measured
+
+
+def formats_of(case: Priced) -> int:
+    """Bytes of an element on its way."""
+    return formats(training=case.training, layout=case.layout).kept_gradient

@@ -327,9 +327,10 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
     """All candidates of a rank with whole parameters.
 
     Autocast copies each matrix to the compute dtype. The copies stay to backward, unless that
-    recomputes: then to the end of forward, or no longer than their products. Backward frees them with the saved activations, so the last
-    block's is the highest, of those that recompute and of those that do not; where gradients in the
-    compute dtype gather until its end, the first block's may be.
+    recomputes: then to the end of forward, or no longer than their products. Backward frees them
+    with the saved activations, so the last block's is the highest, of those that recompute and of
+    those that do not; where gradients in the compute dtype gather until its end, the first block's
+    may be.
     """
 
     def phase(
