@@ -106,7 +106,8 @@ def test_a_row_under_the_wrapper_needs_a_second_set_of_gradients() -> None:
     """Accumulated beside the buckets, as before one GPU was bare."""
 
     def peak(**changes: str) -> int:
-        found = predict(expressed(**{"date": "2026-11", **ONE_GPU, **changes}))
+        plain = {"date": "2026-11", "act_ckpt": "none"}
+        found = predict(expressed(**{**plain, **ONE_GPU, **changes}))
         assert isinstance(found, Prediction)
         return found.memory.peak_allocated_bytes
 
