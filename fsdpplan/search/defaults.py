@@ -92,7 +92,7 @@ def _default_policies(
     """What a layout has where it was not said. Megatron-LM shards the optimizer alone."""
     split, pipelined = degrees["tp"] > 1, degrees["pp"] > 1
     sharded = (
-        degrees["dp_shard"] * degrees["cp"] > 1
+        degrees["dp_shard"] * degrees["cp"] > 1 or pins.offload == "cpu"
         if pins.sharding is None
         else (pins.sharding == "fsdp")
     )

@@ -127,7 +127,7 @@ def _shardings(shard_ranks: int, training: Training, pins: Pins) -> tuple[Shardi
     if pins.sharding is not None:
         return (pins.sharding,)
     if shard_ranks == 1:
-        return ("ddp",)
+        return ("fsdp",) if pins.offload == "cpu" else ("ddp",)
     return ("zero1", "zero2", "fsdp") if training.traits.splits_optimizer else ("fsdp",)
 
 

@@ -73,8 +73,9 @@ class Layout(RemembersHash):
     """Tensor-parallel ranks have whole experts each: experts are spread over `ep * tp` ranks, as
     Megatron does with an expert tensor parallelism of 1. Without, `tp` splits every expert."""
     sharding: Sharding = "fsdp"
-    """`ddp` keeps a full copy on each of `dp_replicate` ranks; `zero1` shards only the optimizer's
-    state over `dp_shard * cp` ranks, `zero2` the reduced gradients too; `fsdp` is `fully_shard`."""
+    """`ddp` keeps a full copy on each of `dp_replicate` ranks, and one copy bare, without DDP;
+    `zero1` shards only the optimizer's state over `dp_shard * cp` ranks, `zero2` the reduced
+    gradients too; `fsdp` is `fully_shard`, which over one rank frees what it has gathered."""
     reshard_after_forward: Reshard = "always"
     """Free gathered blocks after forward (`always`), keep them (`never`), or reshard to
     groups of N ranks."""

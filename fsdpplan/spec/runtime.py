@@ -15,6 +15,7 @@ from fsdpplan.errors import SpecError, did_you_mean
 RuntimeName = Literal[
     "fsdp2",
     "fsdp2_2024",
+    "fsdp2_wrapped",
     "fsdp1",
     "fsdp1_2024",
     "composer",
@@ -72,6 +73,12 @@ class Runtime:
     reference_decoder: bool = False
     """Blocks are the trainer's own, on PyTorch's attention function: heads of one width, masks for
     windows where PyTorch has no kernel for them, routers that read a copy in fp32."""
+    wraps_alone: bool = True
+    """DDP wraps whole parameters also where it has nothing to reduce: buckets of all gradients are
+    there on one GPU, too. Without, they are bare, and so they are in a pipeline."""
+    caches_casts: bool = True
+    """Autocast keeps each weight's copy to the end of forward, as by default; without, where
+    backward recomputes, no longer than its product."""
     overlaps_reduction: bool = True
     """Gradient reductions run beside backward; without, after it."""
     overlaps_tensor_parallel: bool = False
@@ -188,6 +195,8 @@ FSDP2 = Runtime(
     units_of_ends=True,
     reference_decoder=True,
     routes_whole_sequence=True,
+    wraps_alone=False,
+    caches_casts=False,
     bucket_bytes=25 * 2**20,
     source="torch 2.13 torch/distributed/fsdp/_fully_shard, torch/nn/parallel/distributed.py; "
     "units as fsdpplan/trainer/parallel/data_parallel.py and torchtitan "
@@ -272,8 +281,19 @@ RUNTIMES: tuple[Runtime, ...] = (
     FSDP1,
     replace(
         FSDP2,
+        name="fsdp2_wrapped",
+        words="FSDP2, or DDP also around one replica",
+        wraps_alone=True,
+        caches_casts=True,
+        source="torch 2.13 torch/nn/parallel/distributed.py: a group of one rank has buckets as "
+        "any other; fsdpplan/trainer until 2026-11 wrapped the model of one GPU",
+    ),
+    replace(
+        FSDP2,
         name="fsdp2_2024",
         words="FSDP2 with torch before 2.9",
+        wraps_alone=True,
+        caches_casts=True,
         units_of_ends=False,
         composite_norms=True,
         source="torchtitan of 2024 torchtitan/models/norms.py and "
@@ -417,6 +437,7 @@ RUNTIMES: tuple[Runtime, ...] = (
         FSDP2,
         name="half_states",
         words="FSDP2 or DDP over a model in half precision",
+        wraps_alone=True,
         units_of_ends=False,
         reference_decoder=False,
         half_states=True,

@@ -73,7 +73,13 @@ def fsdp_precision(training: TrainingConfig) -> MixedPrecisionPolicy:
 
 def apply_autocast(model: nn.Module, plan: PlanConfig, device: torch.device) -> None:
     """Let the forward of fp32 parameters compute in the plan's precision; bf16 ones compute in it
-    by themselves."""
+    by themselves.
+
+    Autocast's cache would hold a copy of every weight to the end of forward. Where backward
+    recomputes, nothing else does, and each copy goes with its product.
+    """
     dtype = compute_dtype(plan.training)
     if dtype is not torch.float32 and plan.training.param_dtype == "fp32":
-        model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)
+        keeps = plan.layout.activation_checkpointing in ("none", "attention")
+        autocast = torch.autocast(device.type, dtype=dtype, cache_enabled=keeps)
+        model.forward = autocast(model.forward)

@@ -102,7 +102,8 @@ def micro_batch(case: Case) -> int:
 
 
 CASES: dict[str, Case] = {
-    "one": Case(world=1, plan=DENSE, reads=("tp", "cp_fsdp")),
+    "one": Case(world=1, plan=DENSE, reads=("tp", "cp_fsdp", "bare")),
+    "bare": Case(world=1, plan=DENSE | WHOLE, reads=("one", "ddp")),
     "ddp": Case(world=2, plan=DENSE | WHOLE | {"dp_replicate": 2}, reads=("fsdp",)),
     "tp": Case(world=2, plan=DENSE | WHOLE | SPLIT, reads=("pp_interleaved",)),
     "pp_interleaved": Case(world=2, plan=DENSE | WHOLE | INTERLEAVED, reads=("ddp",)),

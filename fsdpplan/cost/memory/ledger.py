@@ -10,8 +10,8 @@ Start memory: the device's peaks before the first step, and while a checkpoint i
 
 FSDP2 builds on the meta device, so only shards are ever made; the reference trainer draws each
 parameter whole, one at a time, to fill them. FSDP1 makes a unit whole and flattens it. DDP makes
-the model, then buckets for all gradients. Softwares with half-precision parameters make the masters
-and gradient buffers of the ledger before they train.
+the model, then buckets for all gradients; one replica alone has no DDP. Softwares with
+half-precision parameters make the masters and gradient buffers of the ledger before they train.
 
 A checkpoint by torch.distributed.checkpoint writes what the rank holds: its state dictionary refers
 to shards and copies none on the device; FSDP1 gathers unit after unit for it.
@@ -159,16 +159,16 @@ def adds_in_fp32(*, training: Training, layout: Layout) -> bool:
 
 
 def is_without_ddp(*, training: Training, layout: Layout) -> bool:
-    """Whole parameters of one replica, beside tensor parallelism, have no DDP: nothing to reduce,
-    no buckets."""
-    is_whole = layout.sharding == "ddp" and training.runtime == "fsdp2"
-    return is_whole and layout.world == layout.tp > 1
+    """Whole parameters have no DDP around them, and no buckets: there is one replica, or a pipeline
+    that averages gradients itself."""
+    has_none = layout.data_parallel == 1 or layout.pp > 1
+    return layout.sharding == "ddp" and has_none and not training.traits.wraps_alone
 
 
 def makes_gradients(*, training: Training, layout: Layout) -> bool:
     """Without DDP's buckets, the first backward pass makes gradients, which are freed after the
     step."""
-    is_first = layout.num_microbatches == 1
+    is_first = layout.num_microbatches == 1 and layout.pp == 1
     return is_first and is_without_ddp(training=training, layout=layout)
 
 
@@ -214,19 +214,21 @@ def initialization_peak_bytes(case: Case, stage: Stage) -> int:
         if training.traits.flat_parameters:
             whole = 2 * largest_unit_bytes(case, stage)
         return whole if layout.offload == "cpu" else state.parameters + whole
-    beside = max(whole, state.gradients + min(DDP_BROADCAST_BYTES, state.parameters))
-    return state.parameters + beside
+    if not is_without_ddp(training=training, layout=layout):
+        whole = max(whole, state.gradients + min(DDP_BROADCAST_BYTES, state.parameters))
+    return state.parameters + whole
 
 
 def checkpoint_peak_bytes(case: Case, stage: Stage) -> int:
     """Allocated at the highest point of a sharded checkpoint between two steps."""
-    layout = case.layout
+    training, layout = case.training, case.layout
     state = rank_state(case, stage)
     kept = 0 if layout.offload == "cpu" else state.parameters + state.optimizer
+    gradients = 0 if is_without_ddp(training=training, layout=layout) else state.gradients
     gathered = 0
-    if layout.sharding == "fsdp" and case.training.traits.flat_parameters:
+    if layout.sharding == "fsdp" and training.traits.flat_parameters:
         gathered = largest_unit_bytes(case, stage)
-    return kept + state.gradients + gathered
+    return kept + gradients + gathered
 
 
 @lru_cache(maxsize=1024)

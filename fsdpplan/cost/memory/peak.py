@@ -224,10 +224,12 @@ def optimizer_phase(
     if not sums_fp32_gradients(training) and not training.half_states:
         joined = of.computed * int(training.traits.half_gradients)
         copies += (joined + FP32_BYTES) * state.optimizer_parameters
+    # backward has made them on the stream that computes, whose pool they stay in
     made = makes_gradients(training=training, layout=layout)
     return Phase(
         name="optimizer",
-        gradients_bytes=of.kept_gradient * state.held_parameters if made else state.gradients,
+        gradients_bytes=state.gradients,
+        unsharded_gradients_bytes=of.kept_gradient * state.held_parameters if made else 0,
         temporaries_bytes=copies,
     )
 

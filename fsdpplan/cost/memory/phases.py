@@ -331,10 +331,11 @@ def last_backward_phases(s: RankSizes) -> list[Phase]:
 def ddp_phases(s: RankSizes) -> list[Phase]:
     """All candidates of a rank with whole parameters.
 
-    Autocast copies each matrix to the compute dtype. The copies stay to the end of forward, and to
-    backward unless it recomputes. Backward frees them with the saved activations, so the last
-    block's is the highest, of those that recompute and of those that do not; where gradients in the
-    compute dtype gather until its end, the first block's may be.
+    Autocast copies each matrix to the compute dtype. The copies stay to backward, unless that
+    recomputes: then to the end of forward, or no longer than their products. Backward frees them
+    with the saved activations, so the last block's is the highest, of those that recompute and of
+    those that do not; where gradients in the compute dtype gather until its end, the first block's
+    may be.
     """
 
     def phase(
@@ -355,7 +356,7 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
     forward = [
         phase(
             "forward",
-            parameters=end * s.copies_block_bytes,
+            parameters=s.forward_copy_bytes(end),
             activations=s.saved_bytes(end),
             extra=block.forward_transient_bytes,
         )
@@ -391,7 +392,8 @@ def ddp_phases(s: RankSizes) -> list[Phase]:
     )
     logits = phase(
         "forward",
-        parameters=s.blocks * s.copies_block_bytes + s.copies_root_bytes,
+        parameters=s.copies_root_bytes
+        + (s.blocks * s.copies_block_bytes if s.caches_copies else s.kept_copy_bytes),
         activations=s.saved_bytes(s.blocks) + 2 * s.last_residual_bytes + s.last_normed_bytes,
         extra=s.element_bytes * s.logits_elements + s.logits_gather_bytes,
     )
@@ -435,7 +437,7 @@ def _others_at_the_embedding(s: RankSizes) -> int:
 def _loss_phases(s: RankSizes) -> list[Phase]:
     """The loss, forward and backward; then the head's backward and the cast of its gradient."""
     pieces = s.pieces
-    copies = (s.kept_blocks if s.recomputes else s.blocks) * s.copies_block_bytes
+    copies = s.kept_copy_bytes
     saved = s.saved_bytes(s.blocks) + s.last_residual_bytes + s.message_buffers_bytes
 
     def phase(*, activations: int, logits_bytes: int, parameters: int, gradients: int) -> Phase:

@@ -130,6 +130,8 @@ class RankSizes:
     """Autocast's copies of a block's weights in the compute dtype; 0 without autocast."""
     copies_root_bytes: int
     """The same of the head's weight."""
+    caches_copies: bool
+    """Those of all blocks stay to the end of forward, though backward makes them anew."""
     kept_block_bytes: int
     """What stays of a gathered block between forward and backward: all (reshard never), a smaller
     shard (integer), nothing (always)."""
@@ -251,6 +253,15 @@ class RankSizes:
         and has one block's."""
         kept = self.kept_among(blocks) if self.recomputes else blocks
         return (kept or min(blocks, 1)) * self.copies_block_bytes
+
+    def forward_copy_bytes(self, blocks: int) -> int:
+        """The same while forward is in the last of `blocks` blocks."""
+        return blocks * self.copies_block_bytes if self.caches_copies else self.copy_bytes(blocks)
+
+    @property
+    def kept_copy_bytes(self) -> int:
+        """The same of all blocks, when forward is behind them and none is at work."""
+        return (self.kept_blocks if self.recomputes else self.blocks) * self.copies_block_bytes
 
     @property
     def recomputes(self) -> bool:

@@ -120,7 +120,8 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     return RankSizes(
         blocks=stage.blocks,
         unit_blocks=max(1, min(layout.wrap_blocks, stage.blocks)),
-        has_lean_units=has_lean_units(training),
+        # one rank has no gradient in a loop that splits them
+        has_lean_units=has_lean_units(training) or shard_ranks == 1,
         keeps_reduction_behind=keeps_reduction_behind(training),
         gathers_in_place=is_fsdp and training.traits.flat_parameters,
         gathered_block_bytes=gathered_block_bytes,
@@ -130,6 +131,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         else 0,
         copies_block_bytes=copies_block_bytes,
         copies_root_bytes=copies_root_bytes,
+        caches_copies=training.traits.caches_casts,
         kept_block_bytes=_kept_block_bytes(
             layout=layout, gathered_block_bytes=mean.padded_elements * of.gathered_matrix
         ),

@@ -161,7 +161,8 @@ def domain_words(cluster: Cluster, gpus: int) -> str:
 
 def policy(layout: Layout) -> str:
     """The policies in words, those that do not apply left out."""
-    parts: list[str] = [layout.sharding, *_data_policies(layout)]
+    is_bare = layout.sharding == "ddp" and layout.data_parallel == 1
+    parts: list[str] = ["one whole copy" if is_bare else layout.sharding, *_data_policies(layout)]
     if layout.pp > 1:
         stages = f" x {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
         parts.append(f"schedule {layout.schedule}{stages}")

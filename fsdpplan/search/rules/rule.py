@@ -130,7 +130,7 @@ def sharding_problems(case: Case) -> Iterator[Problem]:
     layout = case.layout
     yield from _whole_parameters(layout)
     yield from _shard_group(layout)
-    yield from _buckets(layout, case.model)
+    yield from _buckets(case)
     yield from _offload(layout, case.cluster)
     yield from _compression(case)
     if case.training.fp8_all_gather and layout.sharding != "fsdp":
@@ -151,6 +151,12 @@ def _compression(case: Case) -> Iterator[Problem]:
             reason="gradient compression without DDP",
             sentence=f"gradient_compression {kind} is a hook of DDP, and sharding is "
             f"{layout.sharding}: use --sharding ddp, or leave --gradient-compression out",
+        )
+    if layout.world == 1 and _is_bare(case):
+        yield Problem(
+            reason="gradient compression without replicas",
+            sentence=f"gradient_compression {kind}: one GPU sends no gradients; leave "
+            "--gradient-compression out, or use --gpus 2",
         )
     if max(layout.tp, layout.cp, layout.pp, layout.ep) > 1:
         yield Problem(
@@ -196,7 +202,8 @@ def _whole_parameters(layout: Layout) -> Iterator[Problem]:
 def _shard_group(layout: Layout) -> Iterator[Problem]:
     if layout.sharding == "ddp":
         return
-    if layout.shard_ranks == 1:
+    is_alone = layout.sharding == "fsdp" and layout.dp_replicate == 1
+    if layout.shard_ranks == 1 and not is_alone:
         yield Problem(
             reason="a shard group of one rank",
             sentence=f"sharding {layout.sharding} over one rank shards nothing; use --sharding "
@@ -232,8 +239,9 @@ def _shard_group(layout: Layout) -> Iterator[Problem]:
         )
 
 
-def _buckets(layout: Layout, model: Model) -> Iterator[Problem]:
+def _buckets(case: Case) -> Iterator[Problem]:
     """A bucket is FSDP's unit or DDP's buffer: the other one's does nothing."""
+    layout, model = case.layout, case.model
     if layout.sharding != "fsdp" and layout.wrap_blocks > 1:
         yield Problem(
             reason="wrap_blocks without FSDP",
@@ -255,6 +263,18 @@ def _buckets(layout: Layout, model: Model) -> Iterator[Problem]:
             sentence=f"--ddp-bucket is the bucket of DDP, and sharding is {layout.sharding}; "
             f"{other}",
         )
+    elif layout.ddp_bucket_bytes != DDP_BUCKET_BYTES and _is_bare(case):
+        yield Problem(
+            reason="a DDP bucket without replicas",
+            sentence="--ddp-bucket is the bucket of DDP, and one replica reduces nothing: leave "
+            "it out, or use --dp-replicate of at least 2",
+        )
+
+
+def _is_bare(case: Case) -> bool:
+    """One replica of whole parameters, with nothing around it."""
+    is_one = case.layout.sharding == "ddp" and case.layout.dp_replicate == 1
+    return is_one and not case.training.traits.wraps_alone
 
 
 def _offload(layout: Layout, cluster: Cluster) -> Iterator[Problem]:

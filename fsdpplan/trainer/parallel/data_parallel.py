@@ -150,19 +150,22 @@ def apply_ddp(
     """DistributedDataParallel over whole parameters; matmuls of fp32 ones in the plan's precision
     by autocast.
 
-    The replicas are those of `dp_replicate`: where there is one, beside tensor parallelism, there
-    is nothing to reduce, and no DDP.
+    The replicas are those of `dp_replicate`: where there is one, on one GPU or beside tensor
+    parallelism, there is nothing to reduce, and no DDP, whose buckets would hold all gradients. On
+    one GPU a model may be on the meta device still.
     """
-    require_values(model)
-    if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
+    replicas = meshes.axis("dp_replicate")
+    if plan.layout.world > 1:
+        require_values(model)
+    tensors = (*model.parameters(), *model.buffers())
+    if any(tensor.device != device and not tensor.is_meta for tensor in tensors):
         model.to(device)
     apply_autocast(model, plan, device)
-    replicas = meshes.axis("dp_replicate")
     if has_distributed_parameters(model):
         model = LocalParameters(model)
-    if replicas is None and plan.layout.world > 1:
+    if replicas is None:
         return model
-    group = dist.group.WORLD if replicas is None else replicas.get_group()
+    group = replicas.get_group()
     bucket_bytes = plan.layout.ddp_bucket_bytes
     # Told its own default, DDP would no longer make the first bucket small.
     default = bucket_bytes == DDP_DEFAULT_BUCKET_BYTES
@@ -176,11 +179,9 @@ def apply_ddp(
     )
     training = plan.training
     if training.gradient_compression.startswith("powersgd"):
-        assert group is not None
         state = power_sgd_state(training.gradient_compression, group)
         wrapped.register_comm_hook(state, reduce_low_rank)
     elif training.reduce_dtype != training.param_dtype:
-        assert group is not None
         reduction = Reduction(group=group, dtype=TORCH_DTYPES[training.reduce_dtype])
         wrapped.register_comm_hook(reduction, reduce_in_dtype)
     return wrapped

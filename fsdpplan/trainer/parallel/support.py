@@ -291,6 +291,8 @@ def _compression_problems(training: TrainingConfig, layout: LayoutConfig) -> lis
     if kind == "none":
         return []
     problems = []
+    if layout.world == 1:
+        problems.append(f"gradient_compression {kind} on one rank, which sends nothing (none)")
     if layout.sharding != "ddp":
         problems.append(f"gradient_compression {kind} with sharding {layout.sharding} (ddp works)")
     if max(layout.tp, layout.cp, layout.pp, layout.ep) > 1:

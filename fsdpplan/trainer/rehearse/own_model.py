@@ -58,7 +58,7 @@ def rehearse_model(
     `loss` makes a number of what the model returns; by default its `.loss`, or the mean of a
     tensor.
     """
-    if plan.layout.sharding == "ddp":
+    if plan.layout.sharding == "ddp" and plan.layout.world > 1:
         raise TrainerError(
             "DDP takes a model that has values, which a rehearsal has not: plan --sharding fsdp to "
             "rehearse a model of your own"

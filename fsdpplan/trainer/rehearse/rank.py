@@ -172,7 +172,7 @@ class DecoderProgram:
         self.on_spike = on_spike
         self.guard: SpikeGuard | None = None
         self.plan, self.batches, self.recipe = plan, batches, recipe
-        self.first_step_differs = plan.layout.sharding == "ddp"
+        self.first_step_differs = plan.layout.sharding == "ddp" and plan.layout.dp_replicate > 1
         stage.name = "making the process groups"
         self.meshes = build_meshes(plan.layout, CPU.type)
         self.axes = layout_axes(self.meshes, plan.layout)

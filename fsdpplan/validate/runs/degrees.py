@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fsdpplan.files.runs.table import MeasuredRun
 from fsdpplan.spec.layout import Sharding
@@ -59,7 +59,7 @@ def degrees_of(run: MeasuredRun, software: Software) -> tuple[Degrees, list[str]
             sharding = "zero2"
         case _:
             sharding = "fsdp"
-    if shard == 1:
+    if shard == 1 and not (run.gpus == 1 and run.zero_stage == "3"):  # which is FSDP of one rank
         sharding = "ddp"
     if sharding == "ddp":
         if run.cp > 1:
@@ -75,6 +75,16 @@ def degrees_of(run: MeasuredRun, software: Software) -> tuple[Degrees, list[str]
         sharding=sharding,
         keeps_parameters=keeps,
     ), said
+
+
+def as_wrapped(run: MeasuredRun, software: Software) -> Software:
+    """`software` as a row on one GPU has it: by DDP's wrapper, where it says so. The trainer of
+    today leaves one replica bare."""
+    named = ZERO_WORDS.search(run.framework)
+    says_ddp = run.zero_stage == "0" or (named is not None and "0" in (named[1], named[3] and "0"))
+    if software.runtime == "fsdp2" and run.gpus == 1 and says_ddp:
+        return replace(software, runtime="fsdp2_wrapped")
+    return software
 
 
 def _zero_stage(run: MeasuredRun, software: Software, said: list[str]) -> str:

@@ -11,7 +11,7 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
 from fsdpplan.validate.runs.candidates import checkpointing_of, layouts_of
-from fsdpplan.validate.runs.degrees import degrees_of, global_batch_of
+from fsdpplan.validate.runs.degrees import as_wrapped, degrees_of, global_batch_of
 from fsdpplan.validate.runs.fabric import ClusterRequest, cluster_request
 from fsdpplan.validate.runs.recipe import training_of
 from fsdpplan.validate.runs.runtimes import software_of
@@ -51,7 +51,7 @@ def express(run: MeasuredRun) -> Expressed | Skipped:
 
 def _expressed(run: MeasuredRun) -> Expressed:
     run, of_schedule = halved_dual_pipe(run)
-    software = software_of(run)
+    software = as_wrapped(run, software_of(run))
     request, of_cluster = cluster_request(run)
     degrees, of_degrees = degrees_of(run, software)
     model, of_model = model_of(run)

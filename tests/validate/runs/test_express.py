@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdpplan.cost.memory.ledger import is_without_ddp
 from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.files.runs.table import parse_runs
 from fsdpplan.validate.compare.predict import Prediction, predict
@@ -76,9 +77,43 @@ def test_context_parallel_ranks_are_taken_out_of_the_shard_group() -> None:
     assert any("counts the 4 context-parallel ranks" in sentence for sentence in row.assumptions)
 
 
-def test_one_gpu_shards_nothing() -> None:
-    (layout,) = expressed(gpus="1", dp_shard="1", global_batch="4").layouts
-    assert (layout.sharding, layout.world, layout.num_microbatches) == ("ddp", 1, 4)
+ONE_GPU = {"gpus": "1", "dp_shard": "1", "global_batch": "4"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sharding", "is_wrapped"),
+    [
+        ({"zero_stage": "3"}, "fsdp", False),
+        ({"zero_stage": "0"}, "ddp", True),
+        ({"zero_stage": "", "framework": "PyTorch DDP"}, "ddp", True),
+        ({"zero_stage": "", "framework": "PyTorch"}, "ddp", False),
+        ({"zero_stage": "", "framework": "torchtitan"}, "ddp", False),
+        ({"zero_stage": "0", "date": "2024-12", "framework": "PyTorch"}, "ddp", True),
+        ({"zero_stage": "0", "framework": "Megatron-LM"}, "ddp", True),
+    ],
+)
+def test_one_gpu_is_bare_wrapped_or_a_shard_group_as_the_row_says(
+    changes: dict[str, str], sharding: str, is_wrapped: bool
+) -> None:
+    row = expressed(**{"date": "2026-11", **ONE_GPU, **changes})
+    (layout, *_) = row.layouts
+    assert (layout.sharding, layout.world, layout.num_microbatches) == (sharding, 1, 4)
+    without = is_without_ddp(training=row.training, layout=layout)
+    assert without == (sharding == "ddp" and not is_wrapped)
+
+
+def test_a_row_under_the_wrapper_needs_a_second_set_of_gradients() -> None:
+    """Accumulated beside the buckets, as before one GPU was bare."""
+
+    def peak(**changes: str) -> int:
+        plain = {"date": "2026-11", "act_ckpt": "none"}
+        found = predict(expressed(**{**plain, **ONE_GPU, **changes}))
+        assert isinstance(found, Prediction)
+        return found.memory.peak_allocated_bytes
+
+    wrapped = peak(zero_stage="0")
+    bare = peak(zero_stage="", framework="PyTorch")
+    assert wrapped - bare == pytest.approx(4 * parameter_count(expressed().model), rel=0.01)
 
 
 def test_a_pipeline_of_megatron_is_expressed() -> None:
