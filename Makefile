@@ -33,7 +33,7 @@ TESTS ?= tests/trainer tests/ground_truth tests/run/rehearse/test_rehearse.py te
 # Pythons of all releases that are installed, which exchange checkpoints.
 TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
 
-.PHONY: help demo test quick test-whole test-torch lint types numbers bench brute fuzz browser rehearse-many links-of-mixtures docs site fit package release-notes clean
+.PHONY: help demo test quick test-whole test-torch lint types numbers bench link brute fuzz browser rehearse-many links-of-mixtures docs site fit package release-notes clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 8
@@ -69,6 +69,9 @@ numbers: $(VENV)/.dev  ## try the numerical preflight on every layout of the tes
 
 bench: $(VENV)/.dev  ## measure the start-up of the command line
 	$(BIN)/python tests/benchmarks/startup.py --runs $(RUNS)
+
+link: $(VENV)/.dev  ## measure a link of a known bandwidth, as root, on a machine that does nothing else
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.link
 
 brute: $(VENV)/.dev  ## compare the search with brute force, and with pairs of rare settings, in 20 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.brute

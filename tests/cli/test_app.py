@@ -92,7 +92,7 @@ def test_a_closed_pipe_ends_it_quietly(tmp_path: Path, unbuffered: str) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert result.stderr == ""
     assert result.returncode == 141, "it prints more than a pipe takes"
@@ -106,7 +106,7 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
@@ -122,7 +122,7 @@ def test_a_closed_stream_is_an_empty_one(closed: str, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert bool(result.stdout) == (">&-" not in closed.split())
@@ -180,7 +180,7 @@ def test_a_signal_ends_it_without_a_traceback(name: str, code: int, moment: str)
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert "Traceback" not in result.stderr
     if moment == "when all is done":

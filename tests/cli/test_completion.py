@@ -121,7 +121,7 @@ def test_a_shell_is_answered_without_the_commands() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     assert ended.stdout == "llama-3.1-70b\t\n"
     loaded = ended.stderr.split()
@@ -150,7 +150,7 @@ def shell_of(name: str) -> str:
 
 
 def run(*command: str) -> str:
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -188,7 +188,7 @@ zpty shell zsh -f -i
 ask() {
     zpty -w -n shell "$1"$'\t'
     local text='' part
-    for turn in {1..200}; do
+    for turn in {1..1200}; do
         while zpty -rt shell part 2>/dev/null; do text+="${part//$'\a'/}"; done
         [[ "$text" == *"$2"* ]] && break
         sleep 0.05
@@ -197,7 +197,7 @@ ask() {
     zpty -w -n shell $'\x15'
 }
 zpty -w shell "PS1='> '; TERM=dumb; source ~/.zshrc; print re''ady"
-for turn in {1..200}; do
+for turn in {1..1200}; do
     zpty -rt shell part 2>/dev/null && [[ "$part" == *ready* ]] && break
     sleep 0.05
 done

@@ -114,7 +114,7 @@ out=$(mktemp {tmp_path}/torchrun.XXXXXX)
 env -0 >"$out.env"
 printf '%s\\0' "$@" >"$out"
 printf '%s' "$FSDPPLAN_PLAN" >"$out.plan"
-[ -z "${{LINGER:-}}" ] || {{ sleep 30 & wait; }}
+[ -z "${{LINGER:-}}" ] || {{ sleep 120 & wait; }}
 eval "${{DO:-}}"
 exit "${{CODE:-0}}"
 """

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from fsdpplan.emit.slurm.node_check import node_check
 from fsdpplan.node.meet import Report, listening, majority, own_addresses, verdict
+from tests.ports import free_port
 
 PROGRAM = node_check(several=True)
 ALIKE = {"python": "3.11", "torch": "2.13.0", "nccl": "2.29.3", "driver": "570.1"}
@@ -88,12 +88,9 @@ def together(
     tmp_path: Path, *nodes: str, seconds: float = 4.0
 ) -> dict[str, subprocess.CompletedProcess[str]]:
     """What the check of each node says, all of them on this host."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     environment = {
         **os.environ,
-        "FSDPPLAN_PORT": str(port),
+        "FSDPPLAN_PORT": str(free_port()),
         "FSDPPLAN_RUN": "7.0.1",
         "FSDPPLAN_JOIN_SECONDS": str(seconds),
         "FSDPPLAN_RUN_FOLDER": str(tmp_path / "run"),

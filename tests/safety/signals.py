@@ -76,7 +76,7 @@ def run_signals(signals: int, *, seed: int) -> list[str]:
             )
             time.sleep(FIRST_SECONDS + chance.random() ** 2 * seconds)
             process.send_signal(number)
-            err = process.communicate(timeout=60)[1]
+            err = process.communicate(timeout=240)[1]
             counted[process.returncode] += 1
             if problem := broken(number, process.returncode, err, folder):
                 problems.append(problem)

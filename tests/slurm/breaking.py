@@ -18,7 +18,7 @@ NOBODY = "10.77.0.99"
 """An address of the cluster's net that no node has."""
 SLOW = ("rate", "400kbit", "burst", "3000", "limit", "20000000")
 """A token bucket that lets a packet of 1500 bytes wait for some 30 ms."""
-TRIES_SECONDS = 60.0
+TRIES_SECONDS = 200.0
 
 
 def ranks(cluster: SlurmCluster, job_id: str, *, node: str | None = None) -> list[int]:

@@ -25,7 +25,7 @@ from pathlib import Path
 DAEMONS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "srun", "salloc", "squeue", "scancel", "sinfo", "scontrol", "sacct")
 TOOLS = ("ip", "nsenter", "unshare", "mount", "umount", "hostname")
-START_SECONDS = 60.0
+START_SECONDS = 200.0
 QUOTA_BYTES = 16 * 2**20
 GUARD = r"""
 if read -r said; then exit; fi

@@ -44,7 +44,7 @@ def submit(slurm: SlurmCluster, folder: Path, plan: Plan, job: Job, *options: st
     return done.stdout.strip()
 
 
-def wait(slurm: SlurmCluster, folder: Path, job_id: str, *, seconds: float = 120) -> JobState:
+def wait(slurm: SlurmCluster, folder: Path, job_id: str, *, seconds: float = 240) -> JobState:
     deadline = time.monotonic() + seconds
     while True:
         state = parse_job(slurm.run("scontrol", "show", "job", job_id, cwd=folder).stdout)
@@ -124,7 +124,7 @@ def test_the_signal_before_the_limit_saves_and_the_job_completes(
 ) -> None:
     job = trainer(steps=100_000, checkpoint_dir="saved")
     job_id = submit(slurm, tmp_path, make_plan("cpu", nodes=2, per_node=1), job)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while "step 3/" not in log_of(tmp_path, job_id):
         assert time.monotonic() < deadline, log_of(tmp_path, job_id)
         time.sleep(0.3)

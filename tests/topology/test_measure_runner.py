@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,9 +9,39 @@ import pytest
 import torch
 
 from fsdpplan.spec.measurement import MeasuredLaunch, Measurement
+from fsdpplan.topology.measure import clock, runner
 from fsdpplan.topology.measure.clock import Call
 from fsdpplan.topology.measure.ranks import Ranks
 from fsdpplan.topology.measure.runner import FEWEST, MOST, Cell, Runner, Seconds
+
+pytestmark = pytest.mark.usefixtures("made_up_time")
+
+
+class MadeUpTime:
+    """Passes where something sleeps, and a little with each look: how busy this machine is changes
+    nothing."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+
+    def monotonic(self) -> float:
+        self._now += 1e-6
+        return self._now
+
+    perf_counter = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+
+time = MadeUpTime()
+
+
+@pytest.fixture
+def made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (clock, runner):
+        monkeypatch.setattr(module, "time", time)
+
 
 ALONE = Ranks(rank=0, world=1, ranks_per_node=1, device=torch.device("cpu"))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, NoReturn
 
 import torch
@@ -21,33 +21,62 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from fsdpplan.trainer import train
 from fsdpplan.trainer.preflight import links as preflight_links
 from fsdpplan.trainer.preflight import program as preflight
+from fsdpplan.trainer.preflight import watch as preflight_watch
 from fsdpplan.trainer.preflight.program import main
 from fsdpplan.trainer.preflight.report import ATTEMPTS_FILE, RESULT_FILE
+from fsdpplan.trainer.preflight.watch import Watch
 from tests.trainer.plans import plan_text
 from tests.trainer.ranks import fork_ranks
 
-LIMIT_SECONDS = "8"
-"""Of a rank that does not come. The others, on a busy machine, must."""
-FAR_LONGER_SECONDS = 120
+LIMIT_SECONDS = "60"
+"""Of a stage: on a busy machine all who are to come must come in time."""
+FAR_LONGER_SECONDS = 240
 
 
-def _run(folder: Path, seconds: str = LIMIT_SECONDS, *, per_node: int, **layout: int) -> NoReturn:
+def _run(folder: Path, *, per_node: int, **layout: int) -> NoReturn:
     os.environ["SLURMD_NODENAME"] = f"node{1 + _rank() // per_node}"
     os.environ["FSDPPLAN_PLAN"] = plan_text(**layout)
-    main(["--run-folder", str(folder), "--preflight-seconds", seconds])
+    main(["--run-folder", str(folder), "--preflight-seconds", LIMIT_SECONDS])
 
 
 def _rank() -> int:
     return int(os.environ["RANK"])
 
 
-def _before_axis(act: Callable[[], None], *, rank: int, axis: int) -> None:
-    """`act` on one rank, before its `axis`th all-reduce."""
+def _arrive(folder: Path) -> None:
+    """Say that this rank is where the scene wants it."""
+    (folder / f"here.{_rank()}").touch()
+
+
+def _wait_for(folder: Path, ranks: int) -> None:
+    """Until so many are."""
+    while len(list(folder.glob("here.*"))) < ranks:
+        time.sleep(0.05)
+
+
+def _not_waiting(folder: Path, ranks: int) -> None:
+    """The stage's limit is over as soon as all are where the scene wants them: who does not come is
+    waited for no longer, however long the others took."""
+
+    class Impatient(Watch):
+        def start(self, words: str) -> None:
+            super().start(words)
+            Thread(target=self._end_stage, daemon=True).start()
+
+        def _end_stage(self) -> None:
+            _wait_for(folder, ranks)
+            self._deadline = time.monotonic()
+
+    preflight.Watch = Impatient  # type: ignore[attr-defined]
+
+
+def _before_axis(act: Callable[[], None], *, axis: int) -> None:
+    """`act` on each rank, before its `axis`th all-reduce."""
     real, calls = preflight.sum_over, []
 
     def sum_over(group: dist.ProcessGroup, device: torch.device) -> tuple[bool, float]:
         calls.append(group)
-        if len(calls) == axis and _rank() == rank:
+        if len(calls) == axis:
             act()
         return real(group, device)
 
@@ -59,16 +88,27 @@ def good(folder: Path) -> NoReturn:
     _run(folder, per_node=2, dp_replicate=3, dp_shard=2)
 
 
+STOP = """
+kill -STOP "$1"
+until grep -q '^State:.T' "/proc/$1/status"; do sleep 0.1; done
+: >"$2/here.$3"
+until [ -e "$4" ]; do sleep 0.2; done
+kill -CONT "$1"
+"""
+
+
 def stopped(folder: Path) -> NoReturn:
     """Rank 3 stops before the second axis, with all its threads, until the others have ended."""
 
-    def stop() -> None:
-        result = folder / RESULT_FILE
-        until_then = 'until [ -e "$1" ]; do sleep 0.2; done; kill -CONT "$2"'
-        subprocess.Popen(["sh", "-c", until_then, "sh", str(result), str(os.getpid())])
-        os.kill(os.getpid(), signal.SIGSTOP)
+    def act() -> None:
+        if _rank() == 3:
+            words = (str(os.getpid()), str(folder), str(_rank()), str(folder / RESULT_FILE))
+            subprocess.run(["sh", "-c", STOP, "sh", *words], check=False)
+        else:
+            _arrive(folder)
 
-    _before_axis(stop, rank=3, axis=2)
+    _before_axis(act, axis=2)
+    _not_waiting(folder, 4)
     _run(folder, per_node=2, dp_replicate=2, dp_shard=2)
 
 
@@ -78,16 +118,26 @@ def late(folder: Path) -> NoReturn:
 
     def tried_axes(*arguments: Any) -> Any:
         if _rank() == 2:
+            _arrive(folder)
             time.sleep(FAR_LONGER_SECONDS)
         return real(*arguments)
 
     preflight.tried_axes = tried_axes
+    _before_axis(partial(_arrive, folder), axis=1)
+    _not_waiting(folder, 3)
     _run(folder, per_node=1, dp_shard=3)
 
 
 def dead(folder: Path) -> NoReturn:
     """Rank 1 ends without a word in the all-reduce."""
-    _before_axis(lambda: os._exit(3), rank=1, axis=1)
+
+    def act() -> None:
+        _arrive(folder)
+        if _rank() == 1:
+            _wait_for(folder, 3)
+            os._exit(3)
+
+    _before_axis(act, axis=1)
     _run(folder, per_node=1, dp_shard=3)
 
 
@@ -101,7 +151,16 @@ def absent(folder: Path) -> NoReturn:
     own = folder / f"attempts.{_rank()}"  # each rank writes it before it reads it
     own.write_text(json.dumps(nodes) + "\n", encoding="utf-8")
     own.replace(folder / ATTEMPTS_FILE)
-    _run(folder, "3", per_node=1, dp_shard=3)
+    connect = preflight_watch.store_client
+
+    def store_client(*, seconds: float, trial: int) -> Any:
+        store = connect(seconds=seconds, trial=trial)
+        _arrive(folder)
+        return store
+
+    preflight_watch.store_client = store_client
+    _not_waiting(folder, 2)
+    _run(folder, per_node=1, dp_shard=3)
 
 
 def slow(folder: Path) -> NoReturn:
@@ -114,7 +173,7 @@ def slow(folder: Path) -> NoReturn:
         return 1.0 if _rank() == 2 else rate
 
     preflight_links._pair_speed = pair_speed
-    _run(folder, "60", per_node=1, dp_shard=3)
+    _run(folder, per_node=1, dp_shard=3)
 
 
 def _train(folder: Path, *words: str) -> NoReturn:
@@ -125,7 +184,7 @@ def _train(folder: Path, *words: str) -> NoReturn:
 def tried(folder: Path) -> NoReturn:
     """Training behind a preflight."""
     os.environ["FSDPPLAN_NUMBERS"] = "1"
-    _train(folder, "--preflight", "--run-folder", str(folder), "--preflight-seconds", "60")
+    _train(folder, "--preflight", "--run-folder", str(folder), "--preflight-seconds", LIMIT_SECONDS)
 
 
 def plain(folder: Path) -> NoReturn:

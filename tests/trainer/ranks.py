@@ -22,14 +22,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.ports import free_port
+
 TIME_LIMIT_SECONDS = 150
 """When ranks that wait for each other are killed."""
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def fork_ranks(world: int, body: Callable[[], None]) -> int:

@@ -54,35 +54,41 @@ judge_nccl() {
   fi
 }
 
-# Looks until nothing new is connected; then the job's shell is told, where it has to end.
+# Looks until nothing new is connected, and says what there is; then the job's shell is told, where
+# it has to end. Ends with 0 where it has judged: who ends it before that judges.
 watch_nccl() {
   log_nccl
   (
     before='' nap=''
     # At once, not after the nap: whoever reads what the job says waits for this shell, too.
-    trap '[ -z "$nap" ] || kill "$nap" 2>/dev/null; exit' TERM
+    trap '[ -z "$nap" ] || kill "$nap" 2>/dev/null; exit 143' TERM
     while kill -0 $$ 2>/dev/null; do
       sleep 10 >/dev/null 2>&1 &
       nap=$!
       wait "$nap" || true
       ways=$(nccl_ways)
       if are_sockets "$ways" || { [ -n "$ways" ] && [ "$ways" = "$before" ]; }; then
+        trap '' TERM
         judge_nccl "$ways" || kill -USR2 $$
-        exit
+        exit 0
       fi
       before=$ways
     done
   ) &
   nccl_watcher=$!
 }
-trap 'stop 5' USR2
+# What ended by itself keeps its exit code.
+trap 'passed_on=1; [ -z "${nccl_watcher:-}" ] || stop 5' USR2
 
 # A start may be over before it was looked at.
 followed() {
+  local code watcher=${nccl_watcher:-}
+  nccl_watcher=''
+  [ -n "$watcher" ] || return 0
+  # One that ended long ago may have left its number to another process.
   case $'\n'$(jobs -rp)$'\n' in
-    *$'\n'${nccl_watcher:-none}$'\n'*)
-      kill "$nccl_watcher" 2>/dev/null || true
-      judge_nccl "$(nccl_ways)" || true
-      ;;
+    *$'\n'$watcher$'\n'*) kill "$watcher" 2>/dev/null || true ;;
   esac
+  await "$watcher"
+  [ "$code" = 0 ] || judge_nccl "$(nccl_ways)" || true
 }

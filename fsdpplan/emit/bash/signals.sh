@@ -13,16 +13,20 @@ trap pass_usr1 USR1
 trap 'stop 130' INT
 trap 'stop 143' TERM
 
+# Waits for a process; its exit code is then in `code`. A signal interrupts wait: wait again for it.
+await() {
+  while :; do
+    passed_on='' code=0
+    wait "$1" || code=$?
+    [ -n "$passed_on" ] || break
+  done
+}
+
 # Waits for what was started last; its exit code is then in `code`.
 follow() {
   job=$!
   [ -z "$stopped" ] || end_job
-  # A signal interrupts wait: wait again for the job's own exit code.
-  while :; do
-    passed_on='' code=0
-    wait "$job" || code=$?
-    [ -n "$passed_on" ] || break
-  done
+  await "$job"
   job=''
   followed
 }

@@ -11,7 +11,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -45,13 +45,16 @@ def run_here(
     """Run `script` by bash in `folder` until it ends; its exit code. Its processes are marked by
     `run_id`."""
     run_id = run_id or new_run_id()
-    process = _start(script=script, log=log, folder=folder, environment=environment, run_id=run_id)
-    try:
-        with _signals_passed_on(process, display):
+    with _signals_passed_on(display) as signals:
+        process = _start(
+            script=script, log=log, folder=folder, environment=environment, run_id=run_id
+        )
+        try:
+            signals.pass_to(process)
             _until_end(process, follower, display)
-    finally:
-        _end_leftovers(process, run_id)
-        follower.poll(ended=True)
+        finally:
+            _end_leftovers(process, run_id)
+            follower.poll(ended=True)
     return exit_code_of(process.returncode)
 
 
@@ -90,7 +93,7 @@ def _until_end(process: subprocess.Popen[bytes], follower: Follower, display: Di
             process.send_signal(signal.SIGINT)
             patience = time.monotonic() + STOP_SECONDS
         if time.monotonic() > patience:
-            os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process)
         time.sleep(POLL_SECONDS)
 
 
@@ -125,27 +128,57 @@ def _end_with_parent() -> Callable[[], None] | None:
         prctl = ctypes.CDLL(None).prctl
     except (OSError, AttributeError):
         return None
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the kernel was asked
+            os._exit(128 + signal.SIGTERM)
+
+    return end_with_parent
+
+
+class _Signals:
+    """Passes signals to the script, which knows its ranks; a second Ctrl-C kills at once."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+        """What came before there was a script."""
+        self._interrupts = 0
+
+    def hear(self, number: int, _frame: FrameType | None) -> None:
+        """A signal's handler."""
+        if self._process is None:
+            self._early.append(number)
+        else:
+            self._pass_on(self._process, number)
+
+    def pass_to(self, process: subprocess.Popen[bytes]) -> None:
+        """Pass to `process` what has come and what comes."""
+        self._process = process
+        while self._early:
+            self._pass_on(process, self._early.pop(0))
+
+    def _pass_on(self, process: subprocess.Popen[bytes], number: int) -> None:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            _kill_group(process)
+        elif process.poll() is None:
+            if number != signal.SIGUSR1:
+                self._display.state("stopping after this step; Ctrl-C once more kills the job")
+            process.send_signal(number)
 
 
 @contextmanager
-def _signals_passed_on(process: subprocess.Popen[bytes], display: Display) -> Iterator[None]:
-    """Pass signals to the script, which knows its ranks; a second Ctrl-C kills at once."""
-    interrupts = 0
-
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        nonlocal interrupts
-        interrupts += number == signal.SIGINT
-        if interrupts > 1:
-            os.killpg(process.pid, signal.SIGKILL)
-        elif process.poll() is None:
-            if number != signal.SIGUSR1:
-                display.state("stopping after this step; Ctrl-C once more kills the job")
-            process.send_signal(number)
-
-    before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
+def _signals_passed_on(display: Display) -> Iterator[_Signals]:
+    """Hear signals from before the script is there until nothing of it is left: none is lost, and
+    none ends this process while the script goes on."""
+    signals = _Signals(display)
+    before = {number: signal.signal(number, signals.hear) for number in PASSED_ON}
     try:
-        yield
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -177,6 +210,11 @@ def processes_of(run_id: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):  # all of it has ended
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _signal(pid: int, number: int) -> None:

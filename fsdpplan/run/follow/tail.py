@@ -27,6 +27,8 @@ class FileTail:
             return []
         try:
             with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_ino != inode:
+                    return []  # replaced just now: the next look reads it from its beginning
                 file.seek(self._offset)
                 added = file.read()
         except OSError:

@@ -151,9 +151,12 @@ ANSWER_SECONDS = 5.0
 """How long a watchdog may take to answer: it waits for nothing but the store."""
 LATE_FACTOR = 4.0
 """How many times as late as ever before it may be then: its machine may have more to do by now."""
-MOST_ANSWER_SECONDS = 3 * ANSWER_SECONDS
+MOST_ANSWER_SECONDS = 12 * ANSWER_SECONDS
+"""However late watchdogs were: who waits in vain for a dead rank has the rest of an hour to lose,
+and who takes a live one for dead loses a good node."""
 LOST_SECONDS = 4 * ANSWER_SECONDS
-"""After a stage's limit, when a store that has not answered is lost."""
+"""After a stage's limit, or after the last answer was due, when a store that has not answered is
+lost."""
 JOIN_FACTOR = 4.0
 """Ranks may be so many times as late at the start as later: torch is imported before."""
 DONE = 2**31
@@ -232,7 +235,7 @@ class Watch:
             is_own = not isinstance(error, RuntimeError)  # which torch's collectives raise
             self._here = replace(self._here, error=said or type(error).__name__, is_own=is_own)
             self._deadline = time.monotonic()
-        time.sleep(2 * LOST_SECONDS)  # the watchdogs end the process before
+        time.sleep(MOST_ANSWER_SECONDS + 3 * LOST_SECONDS)  # the watchdogs end the process before
         os._exit(PreflightFailed.exit_code)
 
     def finish(self) -> None:
@@ -272,13 +275,13 @@ class Watch:
         store.set("trouble", "1")
         store.set(f"answer/{self._rank}", here.text())
         # The store answers: the guard is to wait for the answers of the others, too.
-        self._deadline = time.monotonic() + ANSWER_SECONDS
+        self._deadline = time.monotonic() + MOST_ANSWER_SECONDS + LOST_SECONDS
         if store.add("finder", 1) == 1:
             self._find(store)
             store.set("verdict", "1")
         else:
             with contextlib.suppress(RuntimeError):
-                store.wait(["verdict"], timedelta(seconds=MOST_ANSWER_SECONDS + ANSWER_SECONDS))
+                store.wait(["verdict"], timedelta(seconds=MOST_ANSWER_SECONDS + LOST_SECONDS))
         os._exit(PreflightFailed.exit_code)
 
     def _find(self, store: Store) -> None:

@@ -184,20 +184,20 @@ def side_by_side(ranks: Sequence[int], one: Callable[[int], Document]) -> list[D
     """
     processes = min(len(ranks), MOST_PROCESSES, cores())
     if processes < 2:
-        end_with_parent()
+        end_with_parent(os.getppid())
         return [one(rank) for rank in ranks]
     with TemporaryDirectory(prefix="fsdpplan-rehearse-") as folder:
         children = [
             _forked(ranks[first::processes], one, Path(folder)) for first in range(processes)
         ]
-        end_with_parent()  # after the fork: a thread would not be copied
+        end_with_parent(os.getppid())  # after the fork: a thread would not be copied
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         return [_read(Path(folder), rank, codes[i % processes]) for i, rank in enumerate(ranks)]
 
 
-def end_with_parent() -> None:
-    """End this process soon after its parent has: nobody else waits for a rehearsal."""
-    parent = os.getppid()
+def end_with_parent(parent: int) -> None:
+    """End this process soon after `parent`, who started it, has, or had by now: nobody else waits
+    for a rehearsal."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -215,12 +215,12 @@ def cores() -> int:
 
 def _forked(ranks: Sequence[int], one: Callable[[int], Document], folder: Path) -> int:
     """Start a process that rehearses `ranks` one after another; its number."""
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if child:
         return child
     code = 1
     try:
-        end_with_parent()
+        end_with_parent(parent)
         torch.set_num_threads(1)
         for rank in ranks:
             (folder / f"{rank}.json").write_text(json.dumps(one(rank)), encoding="utf-8")

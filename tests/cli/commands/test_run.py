@@ -114,7 +114,7 @@ def test_a_smoke_run_trains_and_compares(capsys: pytest.CaptureFixture[str]) -> 
 
 
 NCCL_LOGS = ROOT / "tests/recordings/nccl"
-UNTIL_TOLD = "trap 'exit 130' INT; for n in {1..600}; do sleep 0.1; done"
+UNTIL_TOLD = "trap 'exit 130' INT; for n in {1..6000}; do sleep 0.1; done"
 
 
 @pytest.fixture

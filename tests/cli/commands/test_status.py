@@ -291,7 +291,7 @@ def test_a_run_on_this_host_is_known_by_its_processes(
     assert "RUNNING" in answer(capsys, "status")
     assert answer(capsys, "logs") == "hello\n"
     assert "told run a on this host to end" in answer(capsys, "cancel")
-    assert script.wait(timeout=60) == -15
+    assert script.wait(timeout=240) == -15
     assert "LOST" in answer(capsys, "status")
 
 

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +21,7 @@ from tests.emit.bench import shellcheck
 from tests.emit.kubernetes.orders import IMAGE, PLANS, TARGETS, documents, full_order, order
 from tests.emit.networks import GIB, on
 from tests.emit.plans import make_plan
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_SECONDS = 250
@@ -200,15 +198,6 @@ def test_metrics_on_a_volume_are_printed_by_the_first_pod_alone(
         assert code == 0, said
         printed.append('{"event": "summary"}' in said)
     assert printed == [True, False]
-
-
-def free_port() -> int:
-    """Below those that the kernel gives to others while the pods start."""
-    while True:
-        port = random.randint(12_000, 19_999)
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("127.0.0.1", port))
-            return port
 
 
 def two_pods(given: Order, folder: Path) -> list[Pod]:

@@ -104,6 +104,51 @@ def test_it_heeds_the_variable_by_which_run_allows_sockets(tmp_path: Path) -> No
     assert allowed.returncode == 0
 
 
+def watched(
+    folder: Path, job: str, *, judges: str = "", tells: str = ""
+) -> tuple[str, str, list[str]]:
+    """The exit code of a job whose watcher finds sockets, why the job was stopped, and who judged;
+    `judges` and `tells` are what else the watcher does in these moments."""
+    part = part_text("nccl").replace("sleep 10 ", "sleep 0.05 ")
+    lines = f"""
+        {part}
+        cd "$FSDPPLAN_RUN_FOLDER"
+        log_nccl() {{ :; }}
+        nccl_ways() {{ echo '3 Socket'; }}
+        judge_nccl() {{ echo "$BASHPID" >>judged; {judges or ":"}; return 1; }}
+        kill() {{ builtin kill "$@"; case $1 in -USR2) {tells or ":"} ;; esac; }}
+        watch_nccl
+        ({job}) &
+        follow
+        echo "$code $stopped"
+    """
+    done = in_part(folder, lines)
+    assert done.returncode == 0, done.stderr
+    code, _, stopped = done.stdout.strip().partition(" ")
+    return code, stopped, (folder / "judged").read_text().split()
+
+
+def test_a_watcher_that_takes_long_to_end_is_not_judged_after(tmp_path: Path) -> None:
+    code, stopped, judged_by = watched(tmp_path, "exec sleep 3000", tells="sleep 1")
+    assert (code, stopped) == ("143", "5")
+    assert len(judged_by) == 1
+
+
+def test_a_job_that_ends_while_the_watcher_judges_keeps_its_exit_code(tmp_path: Path) -> None:
+    job = "until [ -e judged ]; do sleep 0.05; done; exit 17"
+    code, stopped, judged_by = watched(tmp_path, job, judges="sleep 1")
+    assert (code, stopped) == ("17", "")
+    assert len(judged_by) == 1
+
+
+def test_a_start_that_is_over_before_its_watcher_was_there_is_judged(tmp_path: Path) -> None:
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _, _, judged_by = watched(folder, "exit 0")
+        assert len(judged_by) == 1
+
+
 @pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"])
 def test_a_log_that_somebody_asked_for_stays_as_it_is(name: str, tmp_path: Path) -> None:
     done = in_part(tmp_path, "log_nccl; env", **{name: "x"})
@@ -132,7 +177,8 @@ def judged(bench: Path, recording: Path, *, plan: Plan = ROCE, then: str, **valu
 
 
 def test_sockets_beside_adapters_end_a_bare_job(bench: Path) -> None:
-    ran = judged(bench, SOCKETS, then="exec sleep 4")
+    until_ended = "until grep -q attempt_ended $FSDPPLAN_RUN_FOLDER/attempts.jsonl"
+    ran = judged(bench, SOCKETS, then=f"{until_ended}; do sleep 0.1; done")
     assert ran.code == 5
     assert "over sockets although the plan counts on 1 roce port a node" in ran.said
     assert [note["next"] for note in ran.notes if note["event"] == "attempt_ended"] == ["end"]

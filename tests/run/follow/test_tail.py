@@ -3,6 +3,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from fsdpplan.run.follow import tail as following
 from fsdpplan.run.follow.tail import FileTail
 
 
@@ -50,3 +53,25 @@ def test_bytes_that_are_no_text_do_not_stop_it(tmp_path: Path) -> None:
     tail = FileTail(path)
     path.write_bytes(b"\xff\xfe\n")
     assert tail.poll() == ["\ufffd\ufffd"]
+
+
+def test_a_file_that_is_replaced_between_a_look_and_a_read_is_read_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    path.write_text("old\n")
+    tail = FileTail(path)
+    with path.open("a") as file:
+        file.write("more\n")
+
+    def look_and_replace(of: Path) -> tuple[int, int]:
+        found = look(of)
+        (tmp_path / "other").write_text("new one\nnew two\n")
+        (tmp_path / "other").replace(path)
+        return found
+
+    look = following._inode_and_size
+    monkeypatch.setattr(following, "_inode_and_size", look_and_replace)
+    assert tail.poll() == []
+    monkeypatch.setattr(following, "_inode_and_size", look)
+    assert tail.poll() == ["new one", "new two"]

@@ -16,7 +16,7 @@ from fsdpplan.trainer.preflight.program import preflight
 from tests.trainer import jobs, plans, preflight_ranks
 from tests.trainer.preflight_ranks import SCENES
 
-TIMEOUT_SECONDS = 170
+TIMEOUT_SECONDS = 280
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
@@ -83,11 +83,7 @@ def test_a_bad_node_is_named_with_its_axis_and_left_out(
     assert words in result(scenes, scene)["problem"]
     errors = [line for line in said(scenes, scene).splitlines() if line.startswith("error: ")]
     assert len([line for line in errors if words in line]) >= 1
-    named = list(bad_nodes(scenes, scene))
-    # On a busy machine a live rank may answer the roll-call too late (seen): two silent hosts of
-    # three are too many for one to be blamed, and both are told of.
-    both = "rank 0 on node1 and rank 1 on node2 did not answer"
-    assert named == [node] or (not named and both in result(scenes, scene)["problem"])
+    assert list(bad_nodes(scenes, scene)) == [node]
     assert list(result(scenes, scene)["bad_nodes"]) == [node]
     assert not result(scenes, scene)["passed"]
 

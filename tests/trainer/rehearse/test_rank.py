@@ -251,19 +251,22 @@ def test_a_function_that_is_not_there_is_said(where: str) -> None:
 
 
 ORPHAN = """
-import os, time
+import os, sys, time
 from fsdpplan.trainer.rehearse.rehearsal import end_with_parent
-child = os.fork()
+parent, child = os.getpid(), os.fork()
 if child == 0:
-    end_with_parent()
+    time.sleep(float(sys.argv[1]))
+    end_with_parent(parent)
     time.sleep(600)
 print(child, flush=True)
-time.sleep(1)
+time.sleep(1 - float(sys.argv[1]))
 """
 
 
-def test_a_rehearsal_ends_with_whoever_started_it() -> None:
-    started = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, check=True)
+@pytest.mark.parametrize("begins", ["0", "1"], ids=["while it runs", "before it watches"])
+def test_a_rehearsal_ends_with_whoever_started_it(begins: str) -> None:
+    command = [sys.executable, "-c", ORPHAN, begins]
+    started = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     orphan = Path("/proc") / started.stdout.decode().split()[0]
     deadline = time.monotonic() + 120
     while orphan.exists() and time.monotonic() < deadline:

@@ -44,7 +44,7 @@ def workers_of(folder: Path) -> list[int]:
 
 
 def wait_until_none(folder: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while workers_of(folder):
         assert time.monotonic() < deadline, "workers are left"
         time.sleep(0.05)
