@@ -467,6 +467,22 @@ class Cluster(RemembersHash):
         """Whether domains of `level` reach beyond a node."""
         return level.domain_gpus > self.gpus_per_node
 
+    def peerless_level(self, ranks: int) -> Level | None:
+        """The innermost level among those that join `ranks` neighbouring GPUs over which they
+        cannot map each other's memory; None where they can.
+
+        Between nodes they can over NVLink alone. Processes of a CPU share the host's memory.
+        """
+        if self.device.kind == "cpu":
+            return None
+        below = 1
+        for level in self.levels:
+            maps = level.name == NVLINK if self.joins_nodes(level) else level.gpudirect
+            if below < ranks and not maps:
+                return level
+            below = level.domain_gpus
+        return None
+
     @property
     def nvlink_domain(self) -> Level | None:
         """The level by which NVLink joins GPUs of several nodes (NVL72); None where it joins none.
