@@ -425,9 +425,13 @@ class Cluster(RemembersHash):
     """What holds the others back; see `fsdpplan.spec.weak`."""
     host_memory_bytes_per_second: float | None = None
     """Datasheet bandwidth of a node's own memory, all sockets together; None: not known."""
+    host_memory_bytes: int | None = None
+    """A node's own memory, which its ranks share; None: not known."""
 
     def __post_init__(self) -> None:
         require_positive_int(gpus=self.gpus, gpus_per_node=self.gpus_per_node)
+        if self.host_memory_bytes is not None:
+            require_positive_int(host_memory_bytes=self.host_memory_bytes)
         if self.host_memory_bytes_per_second is not None:
             require_positive(host_memory_bytes_per_second=self.host_memory_bytes_per_second)
         if self.gpus % self.gpus_per_node:
