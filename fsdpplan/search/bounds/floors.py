@@ -192,6 +192,46 @@ class Floors:
         fits."""
         return self._with_moves(layout, self._passing(layout))
 
+    def of_changes(self, layout: Layout) -> float:
+        """The least of `layout` with its policies, whatever it recomputes that its memory asks for,
+        however large its buckets are and into however many pieces its loss is cut. Infinite where
+        nothing fits. In a pipeline, and without FSDP, as `at`."""
+        if layout.pp > 1 or layout.sharding != "fsdp":
+            return self.at(layout)
+        blocks = self.room.recomputed(layout, known="settled")
+        if not blocks:
+            return inf
+        again = min(n and n * self._again(layout, mode) for mode, n in blocks.items())
+        asked, (stage,) = self.asked, pipeline_stages(model=self.asked.model, layout=layout)
+        # to fewer ranks, one of the changes, nothing may be moved in the backward pass
+        is_cut = layout.reshard_after_forward != "never" and layout.ep == layout.tp == 1
+        moved = replace(layout, reshard_after_forward="never") if is_cut else layout
+        ends, whole = (
+            fsdp_moves(asked.case(replace(moved, wrap_blocks=n)), whole_model(asked.model))
+            for n in (asked.pins.wrap_blocks or 1, asked.pins.wrap_blocks or asked.model.layers)
+        )
+        work = self._work(layout)
+        least = least_fsdp_seconds(
+            replace(
+                ends,
+                total=whole.total,
+                copied=whole.copied,
+                copied_in=whole.copied_in,
+                disturbing=whole.disturbing,
+            ),
+            cluster=asked.cluster,
+            layout=layout,
+            late=self.late,
+            computed=work.computed + again / self.late,
+            waiting=work.total - work.computed + self.works.end_calls_seconds(layout, stage),
+            gradients=gradient_seconds(asked.case(layout), stage),
+        )
+        if layout.offload == "cpu":  # each shard comes for its gather, by a stream of its own
+            least = max(least, layout.num_microbatches * whole.total.upload)
+            if layout.gradient_sync == "every":
+                least = max(least, (layout.num_microbatches - 1) * whole.total.adding)
+        return asked.least_factor * (least + self._update_seconds(layout))
+
     def at_usual(self, layout: Layout) -> float:
         """The same of its usual settings: all blocks do alike, and the schedule is 1F1B or
         interleaved 1F1B."""
@@ -422,6 +462,10 @@ class PhasedFloors:
     def at(self, layout: Layout) -> float:
         """With its micro-batch."""
         return sum(share * part.at(layout) for share, part in self.parts)
+
+    def of_changes(self, layout: Layout) -> float:
+        """Of it and its changes."""
+        return sum(share * part.of_changes(layout) for share, part in self.parts)
 
     def at_usual(self, layout: Layout) -> float:
         """With usual settings."""
