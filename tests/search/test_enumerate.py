@@ -67,7 +67,7 @@ def test_every_way_is_there_once(gpus: int, ways: int) -> None:
     assert {d for d in on_device if d.sharding == "fsdp"} <= on_host
     for d in every:
         assert d.pp * d.data_parallel * d.cp * d.tp == gpus
-        assert (d.sharding == "ddp") == (d.dp_shard * d.cp == 1)
+        assert (d.sharding == "ddp") == (d.dp_shard * d.cp == 1 and d.offload == "none")
 
 
 def test_six_gpus_split_by_three() -> None:

@@ -73,8 +73,11 @@ def usual(space: Space, limit: int) -> list[Entry]:
 def _starts(frontier: Frontier, refining: Refining) -> Iterator[tuple[float, Layout]]:
     """What is not priced and of which a change may be faster than all so far, each with its time;
     of a pipeline, if it is near the fastest, the least that it takes."""
+    leads = any(group.is_spare and group.best <= refining.best for group in frontier.groups)
     for group in frontier.groups:
-        most = inf if group.degrees.pp == 1 else NEAR * refining.best
+        # state on the host that leads nowhere need not be looked at any farther
+        is_open = group.degrees.pp == 1 and (leads or not group.is_spare)
+        most = inf if is_open else NEAR * refining.best
         aside: list[Promise] = []
         if group.found is None and group.least < min(most, refining.best):
             frontier.advance(group)

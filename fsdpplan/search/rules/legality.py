@@ -16,7 +16,12 @@ from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.program import program_problems, program_question_problems
-from fsdpplan.search.rules.rule import Problem, pipeline_problems, sharding_problems
+from fsdpplan.search.rules.rule import (
+    Problem,
+    host_memory_problems,
+    pipeline_problems,
+    sharding_problems,
+)
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import MIXERS, Model
@@ -177,6 +182,7 @@ def problems(case: Case) -> Iterator[Problem]:
         pieces_problems(layout=layout, training=training),
         _optimizer(layout, training),
         pipeline_problems(model=model, layout=layout),
+        host_memory_problems(case),
         _recomputation(layout, model),
         torch_problems(case),
         program_problems(case),

@@ -134,7 +134,6 @@ def sharding_problems(case: Case) -> Iterator[Problem]:
     yield from _shard_group(layout)
     yield from _buckets(layout, case.model)
     yield from _offload(layout, case.cluster)
-    yield from _host_memory(case)
     yield from _compression(case)
     if case.training.fp8_all_gather and layout.sharding != "fsdp":
         yield Problem(
@@ -276,11 +275,13 @@ def _offload(layout: Layout, cluster: Cluster) -> Iterator[Problem]:
         )
 
 
-def _host_memory(case: Case) -> Iterator[Problem]:
+def host_memory_problems(case: Case) -> Iterator[Problem]:
     """What is kept on a host has to fit there; where its size is not known, nothing is refused."""
     there, layout = case.cluster.host_memory_bytes, case.layout
-    if there is None or layout.sharding != "fsdp" or layout.world != case.cluster.gpus:
+    if there is None or layout.offload == "none" or layout.world != case.cluster.gpus:
         return
+    if next(pipeline_problems(model=case.model, layout=layout), None):
+        return  # no rank is known to hold anything
     needed = node_host_bytes(case)
     if needed > there:
         yield Problem(
