@@ -28,7 +28,9 @@ from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.values import replace
 
 NEAR = 1.1
-"""Times the fastest that a layout may take for changes of it to be tried."""
+"""Times the fastest that a pipeline may take for changes of it to be tried: what may be gained by
+other stages has no bound that says much. All others are admitted by what their changes take at the
+least (`Floors.of_changes`)."""
 
 CLIMB = 1.01
 """Times the fastest that a pipeline may take for changes of it to be tried in turn: one change of
@@ -50,6 +52,7 @@ def _family(layout: Layout) -> tuple[object, ...]:
         *degrees,
         *layout.expert_ways,
         layout.sharding,
+        layout.offload,
         layout.micro_batch,
         layout.virtual_stages,
         layout.async_tp,
@@ -91,7 +94,8 @@ class Refining:
 
     def is_worthwhile(self, layout: Layout) -> bool:
         """Whether any change of it may be faster than all so far, and was not tried."""
-        return _family(layout) not in self.begun and self.space.floors.at(layout) < self.best
+        is_new = _family(layout) not in self.begun
+        return is_new and self.space.floors.of_changes(layout) < self.best
 
     def _from(self, starts: Iterable[tuple[float, Layout, float]]) -> None:
         serial = count()
@@ -100,8 +104,8 @@ class Refining:
         climbing: set[Layout] = set()
         while waiting:
             time, _, layout, bubble = heappop(waiting)
-            if time > NEAR * self.best:
-                break
+            if layout.pp > 1 and time > NEAR * self.best:
+                continue
             if time > self.best and not (layout in climbing or self.is_worthwhile(layout)):
                 continue
             self.begun.add(_family(layout))

@@ -114,6 +114,8 @@ class Floors:
                 plain = self.plain(d, self.sizes(d)[0])
                 sequences = plain.num_microbatches * plain.micro_batch / d.pp
                 least = sequences * self._slowest(self._sequence(plain, "none"))
+                if d.offload == "cpu":  # the host's optimizer is slow enough to decide
+                    least += self._update_seconds(plain) / d.pp
                 self.families[d] = self.asked.least_factor * least
         return self.families[d]
 
@@ -195,6 +197,46 @@ class Floors:
         with what must be recomputed, or what FSDP moves; then the optimizer. Infinite where nothing
         fits."""
         return self._with_moves(layout, self._passing(layout))
+
+    def of_changes(self, layout: Layout) -> float:
+        """The least of `layout` with its policies, whatever it recomputes that its memory asks for,
+        however large its buckets are and into however many pieces its loss is cut. Infinite where
+        nothing fits. In a pipeline, and without FSDP, as `at`."""
+        if layout.pp > 1 or layout.sharding != "fsdp":
+            return self.at(layout)
+        blocks = self.room.recomputed(layout, known="settled")
+        if not blocks:
+            return inf
+        again = min(n and n * self._again(layout, mode) for mode, n in blocks.items())
+        asked, (stage,) = self.asked, pipeline_stages(model=self.asked.model, layout=layout)
+        # to fewer ranks, one of the changes, nothing may be moved in the backward pass
+        is_cut = layout.reshard_after_forward != "never" and layout.ep == layout.tp == 1
+        moved = replace(layout, reshard_after_forward="never") if is_cut else layout
+        ends, whole = (
+            fsdp_moves(asked.case(replace(moved, wrap_blocks=n)), whole_model(asked.model))
+            for n in (asked.pins.wrap_blocks or 1, asked.pins.wrap_blocks or asked.model.layers)
+        )
+        work = self._work(layout)
+        least = least_fsdp_seconds(
+            replace(
+                ends,
+                total=whole.total,
+                copied=whole.copied,
+                copied_in=whole.copied_in,
+                disturbing=whole.disturbing,
+            ),
+            cluster=asked.cluster,
+            layout=layout,
+            late=self.late,
+            computed=work.computed + again / self.late,
+            waiting=work.total - work.computed + self.works.end_calls_seconds(layout, stage),
+            gradients=gradient_seconds(asked.case(layout), stage),
+        )
+        if layout.offload == "cpu":  # each shard comes for its gather, by a stream of its own
+            least = max(least, layout.num_microbatches * whole.total.upload)
+            if layout.gradient_sync == "every":
+                least = max(least, (layout.num_microbatches - 1) * whole.total.adding)
+        return asked.least_factor * (least + self._update_seconds(layout))
 
     def at_usual(self, layout: Layout) -> float:
         """The same of its usual settings: all blocks do alike, and the schedule is 1F1B or
@@ -357,6 +399,7 @@ class Floors:
 
     def _rank_update_seconds(self, layout: Layout) -> float:
         ways = (layout.tp, *layout.expert_ways, layout.pp, layout.sharding, layout.dp_replicate)
+        ways = (*ways, layout.offload)
         order = (layout.schedule, layout.virtual_stages, layout.stage_blocks, layout.gradient_sync)
         key = (*ways, layout.shard_ranks, *order, layout.num_microbatches)
         if key not in self.updates:
@@ -401,7 +444,7 @@ class Floors:
         """FSDP's gathers and reduce-scatters one after the other."""
         ways = (layout.tp, layout.cp, *layout.expert_ways, layout.dp_replicate, layout.dp_shard)
         policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.gradient_sync)
-        key = (*ways, *policies, layout.sharding, layout.num_microbatches)
+        key = (*ways, *policies, layout.sharding, layout.offload, layout.num_microbatches)
         if key not in self.moves:
             self.moves[key] = least_communication_seconds(self.asked.case(layout))
         return self.moves[key]
@@ -410,7 +453,7 @@ class Floors:
         """The optimizer over the whole model."""
         asked = self.asked
         ways = (layout.tp, *layout.expert_ways, layout.pp, layout.sharding)
-        key = (*ways, layout.dp_replicate, layout.shard_ranks)
+        key = (*ways, layout.offload, layout.dp_replicate, layout.shard_ranks)
         if key not in self.updates:
             stage = whole_model(asked.model)
             self.updates[key] = layout_optimizer_seconds(asked.case(layout), stage)
@@ -453,6 +496,10 @@ class PhasedFloors:
     def at(self, layout: Layout) -> float:
         """With its micro-batch."""
         return sum(share * part.at(layout) for share, part in self.parts)
+
+    def of_changes(self, layout: Layout) -> float:
+        """Of it and its changes."""
+        return sum(share * part.of_changes(layout) for share, part in self.parts)
 
     def at_usual(self, layout: Layout) -> float:
         """With usual settings."""

@@ -71,23 +71,35 @@ def usual(space: Space, limit: int) -> list[Entry]:
 
 
 def _starts(frontier: Frontier, refining: Refining) -> Iterator[tuple[float, Layout]]:
-    """What is not priced and so near the fastest that a change of it may be faster, each with its
-    time; of a pipeline the least that it takes."""
+    """What is not priced and of which a change may be faster than all so far, each with its time;
+    of a pipeline, if it is near the fastest, the least that it takes."""
+    leads = any(group.is_spare and group.best <= refining.best for group in frontier.groups)
     for group in frontier.groups:
+        # state on the host that leads nowhere need not be looked at any farther
+        is_open = group.degrees.pp == 1 and (leads or not group.is_spare)
+        most = inf if is_open else NEAR * refining.best
         aside: list[Promise] = []
-        while group.floor <= NEAR * refining.best:
-            if group.found is None:
-                frontier.advance(group)
-                continue
+        if group.found is None and group.least < min(most, refining.best):
+            frontier.advance(group)
+        while group.promises and group.floor <= most:
             promise = group.promises[0]
             if promise.known == Known.SHARP:
                 yield promise.floor, promise.layout
-            elif promise.known >= Known.FITS or refining.is_worthwhile(promise.layout):
+            elif _may_start(promise, refining):
                 frontier.advance(group)
                 continue
             aside.append(heappop(group.promises))
         group.promises += aside
         heapify(group.promises)
+
+
+def _may_start(promise: Promise, refining: Refining) -> bool:
+    """Whether a change of what is promised may be faster than all so far."""
+    layout = promise.layout
+    if promise.known == Known.SIZE:  # it stands for all policies
+        return refining.space.floors.at(layout) < refining.best
+    is_whole = layout.pp > 1 and promise.known >= Known.FITS
+    return is_whole or refining.is_worthwhile(layout)
 
 
 def _price_preferred(

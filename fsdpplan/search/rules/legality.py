@@ -16,7 +16,12 @@ from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.program import program_problems, program_question_problems
-from fsdpplan.search.rules.rule import Problem, pipeline_problems, sharding_problems
+from fsdpplan.search.rules.rule import (
+    Problem,
+    host_memory_problems,
+    pipeline_problems,
+    sharding_problems,
+)
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import MIXERS, Model
@@ -178,6 +183,7 @@ def problems(case: Case) -> Iterator[Problem]:
         pieces_problems(layout=layout, training=training),
         _optimizer(layout, training),
         pipeline_problems(model=model, layout=layout),
+        host_memory_problems(case),
         _recomputation(layout, model),
         torch_problems(case),
         program_problems(case),
@@ -266,6 +272,13 @@ def _tensor_parallel(case: Case) -> Iterator[Problem]:
         yield Problem(
             reason="async TP without torch.compile",
             sentence="async_tp is a pass of torch.compile; use --compile, or leave --async-tp out",
+        )
+    peerless = case.cluster.peerless_level(layout.tp) if layout.async_tp else None
+    if peerless is not None:
+        yield Problem(
+            reason="async TP without peer access",
+            sentence=f"async_tp over {peerless.name} (tp {layout.tp}): it needs symmetric memory, "
+            "and these GPUs cannot map each other's; leave --async-tp out",
         )
     if layout.tp > 1 and not (layout.sequence_parallel and layout.loss_parallel):
         yield Problem(

@@ -38,6 +38,7 @@ def degrees(drawn: Case) -> Degrees:
         tp=layout.tp,
         ep=layout.ep,
         sharding=layout.sharding,
+        offload=layout.offload,
     )
 
 
@@ -48,6 +49,7 @@ def floors(drawn: Case) -> dict[str, float]:
     named = {
         "at first sight": found.at_first_sight(degrees(drawn)),
         "at": found.at(layout),
+        "of changes": found.of_changes(layout),
     }
     is_even = layout.checkpoint_blocks == "all" and not layout.stage_blocks
     is_tried = layout.activation_checkpointing in CHECKPOINTING
