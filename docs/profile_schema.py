@@ -59,7 +59,7 @@ def profile_schema() -> Schema:
     """A device, a node type, a cluster, or what all devices share."""
     from fsdpplan.files.profiles.devices import NO_NUMBERS, POWER, TABLE_WORDS, WORDS
     from fsdpplan.files.profiles.levels import Joins
-    from fsdpplan.files.profiles.nodes import HOST_MEMORY
+    from fsdpplan.files.profiles.nodes import HOST_MEMORY, HOST_RATE
     from fsdpplan.spec.cluster import (
         Device,
         DeviceFit,
@@ -136,7 +136,8 @@ def profile_schema() -> Schema:
                 "kind": {"const": "node"},
                 "device": {"anyOf": [TEXT, own_device]},
                 "gpus_per_node": {"anyOf": [{"const": "any"}, sourced(count)]},
-                HOST_MEMORY: sourced(number),
+                HOST_MEMORY: sourced(count),
+                HOST_RATE: sourced(number),
                 **links,
             },
             (*must, "kind", "device", "gpus_per_node", "levels"),

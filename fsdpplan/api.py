@@ -76,9 +76,9 @@ def load_cluster(hardware: str | Path, *, gpus: int | None = None, **flags: Any)
     """`gpus` devices of a hardware profile, by name or path; all that it has if None.
 
     `flags` lie over it: `gpus_per_node`, `domain_gpus` (of each NVLink domain that joins nodes),
-    `device`, `intra_bandwidth_bytes_per_second` and `inter_bandwidth_bytes_per_second`, per GPU and
-    one direction. Raises ProfileNotFound, with the nearest names, and SpecError for a size that the
-    machines cannot have.
+    `device`, `host_memory_bytes` (of a node), `intra_bandwidth_bytes_per_second` and
+    `inter_bandwidth_bytes_per_second`, per GPU and one direction. Raises ProfileNotFound, with the
+    nearest names, and SpecError for a size that the machines cannot have.
     """
     return clusters.load_cluster(str(hardware), gpus=gpus, **flags).cluster
 

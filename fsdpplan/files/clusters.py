@@ -51,6 +51,7 @@ class Flags:
     device: str | None = None
     intra_bandwidth_bytes_per_second: float | None = None
     inter_bandwidth_bytes_per_second: float | None = None
+    host_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +76,13 @@ def load_cluster(
     device: str | None = None,
     intra_bandwidth_bytes_per_second: float | None = None,
     inter_bandwidth_bytes_per_second: float | None = None,
+    host_memory_bytes: int | None = None,
 ) -> LoadedCluster:
     """A cluster of `gpus` devices from a node or cluster profile, with the flags laid over it.
 
     Bandwidths are per GPU and one direction. Fewer GPUs than a node has use a part of one node, and
-    `domain_gpus` a part of each domain of NVLink that joins nodes.
+    `domain_gpus` a part of each domain of NVLink that joins nodes; `host_memory_bytes` are a
+    node's.
     """
     flags = Flags(
         gpus=gpus,
@@ -88,6 +91,7 @@ def load_cluster(
         device=device,
         intra_bandwidth_bytes_per_second=intra_bandwidth_bytes_per_second,
         inter_bandwidth_bytes_per_second=inter_bandwidth_bytes_per_second,
+        host_memory_bytes=host_memory_bytes,
     )
     profile, folder = load_machines(name_or_path)
     return cluster_of(profile, folder, flags)
@@ -176,6 +180,7 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
         levels=levels,
         network=nodes.network if count > per_node else None,
         host_memory_bytes_per_second=node.host_memory_bytes_per_second,
+        host_memory_bytes=flags.host_memory_bytes or node.host_memory_bytes,
     )
     _require_one_word_on_gpudirect(cluster)
     named = dict((*chosen.sources, *node.sources, *nodes.sources))
@@ -184,6 +189,7 @@ def _equal_nodes(nodes: _Nodes, *, profiled: int | None, flags: Flags) -> Loaded
         "cluster.gpus_per_node": ("--gpus-per-node", flags.gpus_per_node),
         f"cluster.levels.{NVLINK}.domain_gpus": ("--domain-gpus", flags.domain_gpus),
         "cluster.device": ("--gpu", flags.device),
+        "cluster.host_memory_bytes": ("--host-memory", flags.host_memory_bytes),
     }
     named |= {field: f"flag {flag}" for field, (flag, value) in given.items() if value is not None}
     if flags.intra_bandwidth_bytes_per_second is not None:

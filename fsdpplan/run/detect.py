@@ -86,7 +86,8 @@ def found_node(survey: Survey, *, name: str | None = None, date: str | None = No
             "run nvidia-smi topo -m to see whether the driver says it, or name the hardware with "
             "--hardware"
         )
-    hosts = compress_host_list(survey.machines[index].host.name for index in survey.taking_part)
+    taking_part = [survey.machines[index].host for index in survey.taking_part]
+    hosts = compress_host_list(host.name for host in taking_part)
     found = DetectedNode(
         name=name or machine.host.name,
         hosts=hosts,
@@ -96,6 +97,10 @@ def found_node(survey: Survey, *, name: str | None = None, date: str | None = No
         network=survey.network,
         weak=weak_spots(survey),
         date=date or datetime.now(UTC).date().isoformat(),
+        host_memory_bytes=min(
+            (size for host in taking_part if (size := host.memory_bytes) is not None),
+            default=None,
+        ),
     )
     return node_of(found)
 

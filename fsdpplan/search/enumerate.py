@@ -17,6 +17,7 @@ from fsdpplan.spec.layout import (
     ActivationCheckpointing,
     GradientSync,
     Layout,
+    Offload,
     Reshard,
     Schedule,
     Sharding,
@@ -49,6 +50,7 @@ class Degrees:
     tp: int
     ep: int
     sharding: Sharding
+    offload: Offload = "none"
     experts_over_tp: bool = False
 
     @property
@@ -98,8 +100,8 @@ def degrees(*, model: Model, cluster: Cluster, training: Training, pins: Pins) -
                     if left or dp_replicate != (pins.dp_replicate or dp_replicate):
                         continue
                     eps = expert_ranks(model=model, shard_ranks=dp_shard * cp, pins=pins)
-                    shardings = _shardings(dp_shard * cp, training, pins)
-                    for sharding, ep, over_tp in product(shardings, eps, spreads):
+                    held = _held(dp_shard * cp, dp_replicate, cluster, training, pins)
+                    for (sharding, offload), ep, over_tp in product(held, eps, spreads):
                         if sharding == "ddp" and dp_shard > 1:
                             continue
                         yield Degrees(
@@ -110,6 +112,7 @@ def degrees(*, model: Model, cluster: Cluster, training: Training, pins: Pins) -
                             tp=tp,
                             ep=ep,
                             sharding=sharding,
+                            offload=offload,
                             experts_over_tp=over_tp,
                         )
 
@@ -120,6 +123,26 @@ def _spreads(tp: int, model: Model, training: Training, pins: Pins) -> tuple[boo
         return (pins.experts_over_tp,)
     can = training.traits.spreads_experts and model.experts is not None and tp > 1
     return (False, True) if can else (False,)
+
+
+def _held(
+    shard_ranks: int, copies: int, cluster: Cluster, training: Training, pins: Pins
+) -> list[tuple[Sharding, Offload]]:
+    """(sharding, offload) of the state over so many ranks, of which there are `copies` groups."""
+    shardings = _shardings(shard_ranks, training, pins)
+    held = [(sharding, pins.offload or "none") for sharding in shardings]
+    # one rank alone shards nothing, and is still what keeps its state on the host
+    shards = pins.sharding in (None, "fsdp") and (shard_ranks > 1 or copies == 1)
+    if pins.offload is None and shards and offloads(cluster, training):
+        held.append(("fsdp", "cpu"))
+    return held
+
+
+def offloads(cluster: Cluster, training: Training) -> bool:
+    """Whether FSDP2 may keep state on the host: there is a device apart from it, and an optimizer
+    that runs there."""
+    has_device, runtime = cluster.device.kind != "cpu", training.runtime
+    return has_device and runtime == "fsdp2" and training.optimizer == "adamw"
 
 
 def _shardings(shard_ranks: int, training: Training, pins: Pins) -> tuple[Sharding, ...]:
@@ -240,7 +263,7 @@ def layout_of(
         stage_blocks=pins.stage_blocks or (),
         activation_checkpointing=_least_mode(pins),
         checkpoint_blocks=pins.checkpoint_blocks or "all",
-        offload=pins.offload or "none",
+        offload=d.offload,
         compile=compiled,
         loss_chunks=pins.loss_chunks or 1,
         cp_attention=attention_over_cp(model=model, training=training, tp=d.tp, cp=d.cp, pins=pins),

@@ -50,6 +50,7 @@ def _family(layout: Layout) -> tuple[object, ...]:
         *degrees,
         *layout.expert_ways,
         layout.sharding,
+        layout.offload,
         layout.micro_batch,
         layout.virtual_stages,
         layout.async_tp,

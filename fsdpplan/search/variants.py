@@ -28,6 +28,8 @@ def overlapped(asked: Question, layout: Layout) -> tuple[Layout, ...]:
     can_overlap = layout.compile or asked.training.traits.fused_kernels
     if layout.tp == 1 or not can_overlap or asked.pins.async_tp is not None:
         return ()
+    if asked.cluster.peerless_level(layout.tp) is not None:
+        return ()
     return (replace(layout, async_tp=True),)
 
 

@@ -425,9 +425,13 @@ class Cluster(RemembersHash):
     """What holds the others back; see `fsdpplan.spec.weak`."""
     host_memory_bytes_per_second: float | None = None
     """Datasheet bandwidth of a node's own memory, all sockets together; None: not known."""
+    host_memory_bytes: int | None = None
+    """A node's own memory, which its ranks share; None: not known."""
 
     def __post_init__(self) -> None:
         require_positive_int(gpus=self.gpus, gpus_per_node=self.gpus_per_node)
+        if self.host_memory_bytes is not None:
+            require_positive_int(host_memory_bytes=self.host_memory_bytes)
         if self.host_memory_bytes_per_second is not None:
             require_positive(host_memory_bytes_per_second=self.host_memory_bytes_per_second)
         if self.gpus % self.gpus_per_node:
@@ -466,6 +470,22 @@ class Cluster(RemembersHash):
     def joins_nodes(self, level: Level) -> bool:
         """Whether domains of `level` reach beyond a node."""
         return level.domain_gpus > self.gpus_per_node
+
+    def peerless_level(self, ranks: int) -> Level | None:
+        """The innermost level among those that join `ranks` neighbouring GPUs over which they
+        cannot map each other's memory; None where they can.
+
+        Between nodes they can over NVLink alone. Processes of a CPU share the host's memory.
+        """
+        if self.device.kind == "cpu":
+            return None
+        below = 1
+        for level in self.levels:
+            maps = level.name == NVLINK if self.joins_nodes(level) else level.gpudirect
+            if below < ranks and not maps:
+                return level
+            below = level.domain_gpus
+        return None
 
     @property
     def nvlink_domain(self) -> Level | None:

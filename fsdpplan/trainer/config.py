@@ -231,6 +231,18 @@ class ClusterConfig:
     levels: tuple[LevelConfig, ...] = ()
     network: NetworkConfig | None = None
 
+    def peerless_level(self, ranks: int) -> LevelConfig | None:
+        """The innermost level among those that join `ranks` neighbouring GPUs over which they
+        cannot map each other's memory; None where they can. Between nodes NVLink alone does."""
+        below = 1
+        for level in self.levels if self.device.kind != "cpu" else ():
+            joins_nodes = level.domain_gpus > self.gpus_per_node
+            maps = level.name == "nvlink" if joins_nodes else level.gpudirect
+            if below < ranks and not maps:
+                return level
+            below = level.domain_gpus
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutConfig:

@@ -61,7 +61,10 @@ def test_divisors_are_all_of_them(number: int) -> None:
 def test_every_way_is_there_once(gpus: int, ways: int) -> None:
     every, found = spreads(gpus), spreads(gpus, cp=1)
     assert len(set(every)) == len(every) >= len(found)
-    assert len(found) == ways  # ordered products of four degrees
+    on_device = {d for d in found if d.offload == "none"}
+    assert len(on_device) == ways  # ordered products of four degrees
+    on_host = {replace(d, offload="none") for d in found if d.offload == "cpu"}
+    assert {d for d in on_device if d.sharding == "fsdp"} <= on_host
     for d in every:
         assert d.pp * d.data_parallel * d.cp * d.tp == gpus
         assert (d.sharding == "ddp") == (d.dp_shard * d.cp == 1)

@@ -24,7 +24,7 @@ from fsdpplan.spec.training import (
     normal_switch,
     parsed_dropout,
 )
-from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_count
+from fsdpplan.units import parse_bandwidth_bytes_per_second, parse_bytes, parse_count
 
 _OTHER_RUNTIMES = ", ".join(name for name in get_args(Runtime) if name != "fsdp2")
 
@@ -141,6 +141,14 @@ class ClusterOptions:
             metavar="400Gb/s",
             parse=parse_bandwidth_bytes_per_second,
             help="Bandwidth between nodes, per GPU (not per node), one direction.",
+        ),
+    ] = None
+    host_memory: Annotated[
+        int | None,
+        Flag(
+            metavar="512GiB",
+            parse=parse_bytes,
+            help="Memory of a node itself, which its ranks share: what --offload cpu may fill.",
         ),
     ] = None
 

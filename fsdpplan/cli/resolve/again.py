@@ -238,6 +238,7 @@ def cluster_options(plan: Plan) -> ClusterOptions | None:
         gpu=cluster.device.name if "cluster.device" in typed else None,
         intra_bw=bandwidths.get("--intra-bw"),
         inter_bw=bandwidths.get("--inter-bw"),
+        host_memory=cluster.host_memory_bytes if "cluster.host_memory_bytes" in typed else None,
     )
     try:
         same = load_cluster(
@@ -248,6 +249,7 @@ def cluster_options(plan: Plan) -> ClusterOptions | None:
             device=options.gpu,
             intra_bandwidth_bytes_per_second=options.intra_bw,
             inter_bandwidth_bytes_per_second=options.inter_bw,
+            host_memory_bytes=options.host_memory,
         ).cluster
     except SpecError:
         return None
@@ -262,6 +264,8 @@ def _own_machines(cluster: Cluster, typed: ClusterOptions) -> Cluster:
             raise _unknown(cluster, flag(name))
     if typed.gpus is not None and typed.gpus != cluster.gpus:
         cluster = _resized(cluster, typed.gpus)
+    if typed.host_memory is not None:
+        cluster = replace(cluster, host_memory_bytes=typed.host_memory)
     if typed.intra_bw is not None:
         cluster = with_intra(cluster, typed.intra_bw)
     return cluster if typed.inter_bw is None else with_inter(cluster, typed.inter_bw)

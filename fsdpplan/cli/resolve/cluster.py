@@ -84,6 +84,7 @@ def _loaded(
         device=options.gpu,
         intra_bandwidth_bytes_per_second=options.intra_bw,
         inter_bandwidth_bytes_per_second=options.inter_bw,
+        host_memory_bytes=options.host_memory,
     )
     count = f"{loaded.cluster.gpus} GPUs, as the profile {hardware} has (--gpus)"
     cluster = loaded.cluster
@@ -115,6 +116,7 @@ def _detected(options: ClusterOptions) -> Resolved[LoadedCluster] | None:
         domain_gpus=options.domain_gpus,
         intra_bandwidth_bytes_per_second=options.intra_bw,
         inter_bandwidth_bytes_per_second=options.inter_bw,
+        host_memory_bytes=options.host_memory,
     )
     loaded = detect.found_cluster(survey, flags)
     found = f"{len(here)} x {here[0].name}"

@@ -6,7 +6,13 @@ import time
 from dataclasses import dataclass, replace
 
 from fsdpplan.cli import working
-from fsdpplan.cli.resolve.inputs import Inputs, case_of, refuse_question, slower_words
+from fsdpplan.cli.resolve.inputs import (
+    Inputs,
+    assumed_host,
+    case_of,
+    refuse_question,
+    slower_words,
+)
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.step import estimate
 from fsdpplan.run.plans import new_plan
@@ -51,9 +57,11 @@ def advised(inputs: Inputs, found: Found) -> Inputs:
         model=inputs.model, cluster=inputs.cluster, training=inputs.training, best=chosen
     )
     said = (*advice(job, parts=inputs.parts), *slower_words(inputs, chosen.layout))
+    taken = assumed(inputs.assumptions, model=inputs.model, layout=chosen.layout)
+    of_host = assumed_host(chosen.layout.offload, inputs.cluster)
     return replace(
         inputs,
-        assumptions=assumed(inputs.assumptions, model=inputs.model, layout=chosen.layout),
+        assumptions=tuple(dict.fromkeys((*taken, *of_host))),
         warnings=(*inputs.warnings, *said),
         rules=broken_rules(case_of(inputs, chosen.layout), chosen.estimate),
     )

@@ -34,7 +34,7 @@ from fsdpplan.search.pins import pin_flag as flag
 from fsdpplan.search.question import Learner, Question
 from fsdpplan.search.rules.legality import question_problem
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import MESH_AXES, Layout
+from fsdpplan.spec.layout import MESH_AXES, Layout, Offload
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import BrokenRule, Case, Estimate, Failures, Terms
 from fsdpplan.spec.runtime import RuntimeName
@@ -283,7 +283,7 @@ def resolve_around(
         assumptions=(
             *(text for part in parts for text in part.assumptions),
             *of_program,
-            *_assumed_host(pins.value, machines),
+            *assumed_host(pins.value.offload, machines),
         ),
         warnings=tuple(text for part in parts for text in part.warnings),
         parts=tuple(with_peaks(part, peaks) for part in the_cluster.value.parts),
@@ -327,12 +327,18 @@ def _for_program(
     )
 
 
-def _assumed_host(pins: Pins, machines: Cluster) -> tuple[str, ...]:
-    """By what the host is priced, where it has work to do and its memory is not known."""
-    if pins.offload != "cpu" or machines.host_memory_bytes_per_second is not None:
+def assumed_host(offload: Offload | None, machines: Cluster) -> tuple[str, ...]:
+    """What is taken for granted of the host, where it has work to do and its memory is not known:
+    by what rate it is priced, and that state fits into it."""
+    if offload != "cpu":
         return ()
     rate = format_bandwidth(ASSUMED_NODE_BYTES_PER_SECOND)
-    return (f"memory of a node at {rate} (host_memory_bytes_per_second of its profile)",)
+    priced = f"memory of a node at {rate} (host_memory_bytes_per_second of its profile)"
+    fitting = "the memory of a node holds what is offloaded: its size is not known (--host-memory)"
+    return (
+        *((priced,) if machines.host_memory_bytes_per_second is None else ()),
+        *((fitting,) if machines.host_memory_bytes is None else ()),
+    )
 
 
 def refuse_question(inputs: Inputs) -> None:

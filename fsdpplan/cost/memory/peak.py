@@ -170,6 +170,28 @@ def host_bytes(*, state: StateBytes, sizes: RankSizes, layout: Layout, element_b
     return state.parameters + state.optimizer + element_bytes * elements
 
 
+@lru_cache(maxsize=4096)
+def node_host_bytes(case: Case) -> int:
+    """What the ranks of one node keep in its memory: of nodes that differ, the fullest.
+
+    Stages of a pipeline are the outermost axis, so a node has neighbouring ones.
+    """
+    layout = case.layout
+    if layout.offload == "none":
+        return 0
+    each = []
+    for stage in pipeline_ranks(model=case.model, layout=layout):
+        state = rank_state(case, stage)
+        element_bytes = formats(training=case.training, layout=layout).kept_gradient
+        gradients = element_bytes * state.held_parameters
+        each.append(state.parameters + state.optimizer + gradients)
+    of_stage, of_node = layout.world // layout.pp, case.cluster.gpus_per_node
+    nodes = (range(first, first + of_node) for first in range(0, layout.world, of_node))
+    if of_stage % of_node == 0:
+        return of_node * max(each)
+    return max(sum(each[rank // of_stage] for rank in ranks) for ranks in nodes)
+
+
 @lru_cache(maxsize=64)
 def available_bytes(*, cluster: Cluster, training: Training) -> int:
     """The highest predicted peak that a plan may have: what is expected of it leaves the head-room

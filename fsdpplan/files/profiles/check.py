@@ -25,7 +25,7 @@ from fsdpplan.files.profiles.catalogue import (
     read_profile,
 )
 from fsdpplan.files.profiles.devices import DEVICE_FIT, DEVICE_KEYS, NO_NUMBERS, POWER
-from fsdpplan.files.profiles.nodes import CLUSTER_KEYS, HOST_MEMORY, NODE_KEYS
+from fsdpplan.files.profiles.nodes import CLUSTER_KEYS, HOST_MEMORY, HOST_RATE, NODE_KEYS
 from fsdpplan.files.profiles.numbers import parse_toml
 from fsdpplan.files.table import Finding, path_text, read_text, short
 from fsdpplan.spec.cluster import Device, DeviceFit, Level, StepError
@@ -165,7 +165,7 @@ def _rows(document: Mapping[str, Any], key: str) -> Iterator[tuple[Where, Mappin
 
 def _all_numbers(document: Mapping[str, Any]) -> Numbers:
     """Every entry that has a source, or should have one."""
-    for key in ("gpus_per_node", HOST_MEMORY, "gpus"):
+    for key in ("gpus_per_node", HOST_MEMORY, HOST_RATE, "gpus"):
         if key in document and document[key] != "any":
             yield key, key, document[key]
     device = document.get("device")

@@ -51,6 +51,8 @@ class DetectedNode:
     network: Network | None
     weak: tuple[WeakSpot, ...]
     date: str
+    host_memory_bytes: int | None = None
+    """Memory of the host itself; None: not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,8 @@ def node_of(found: DetectedNode) -> NodeProfile:
     device = _device(found.gpus)
     source = f"found on {found.hosts} by fsdpplan detect, {found.date}"
     sources = [("cluster.gpus_per_node", source)]
+    if found.host_memory_bytes is not None:
+        sources.append(("cluster.host_memory_bytes", f"{source}; MemTotal of /proc/meminfo"))
     levels = []
     for level in _complete(found, device):
         profile, named = _level(level, found, device, source)
@@ -90,6 +94,7 @@ def node_of(found: DetectedNode) -> NodeProfile:
         device=device.device.name,
         own_device=None,
         gpus_per_node=len(found.gpus),
+        host_memory_bytes=found.host_memory_bytes,
         levels=tuple(levels),
         network=network,
         weak=found.weak,

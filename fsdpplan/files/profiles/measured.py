@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from fsdpplan.files.profiles.catalogue import load_profile
 from fsdpplan.files.profiles.devices import NO_NUMBERS, PHYSICS, WORDS, PhysicsProfile
 from fsdpplan.files.profiles.levels import Joins
-from fsdpplan.files.profiles.nodes import HOST_MEMORY
+from fsdpplan.files.profiles.nodes import HOST_MEMORY, HOST_RATE
 from fsdpplan.files.profiles.text import (
     SourceNames,
     level_lines,
@@ -97,8 +97,9 @@ def _head(cluster: Cluster, head: ProfileHead, named: _Sources) -> Iterator[str]
         yield 'gpus_per_node = "any"'
     else:
         yield number_line("gpus_per_node", cluster.gpus_per_node, named.of("cluster.gpus_per_node"))
-    if (memory := cluster.host_memory_bytes_per_second) is not None:
-        yield number_line(HOST_MEMORY, memory, named.of(f"cluster.{HOST_MEMORY}"))
+    for name in (HOST_MEMORY, HOST_RATE):
+        if (value := getattr(cluster, name)) is not None:
+            yield number_line(name, value, named.of(f"cluster.{name}"))
 
 
 def _device(device: Device, head: ProfileHead, named: _Sources) -> Iterator[str]:

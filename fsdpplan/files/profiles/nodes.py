@@ -89,8 +89,9 @@ def _weak_spot(table: Table, sources: dict[str, str]) -> tuple[WeakSpot, str]:
     return spot, numbers.used[0][1]
 
 
-HOST_MEMORY = "host_memory_bytes_per_second"
-NODE_KEYS = ("device", "gpus_per_node", HOST_MEMORY, "levels", "network", "weak")
+HOST_RATE = "host_memory_bytes_per_second"
+HOST_MEMORY = "host_memory_bytes"
+NODE_KEYS = ("device", "gpus_per_node", HOST_MEMORY, HOST_RATE, "levels", "network", "weak")
 CLUSTER_KEYS = ("node", "gpus", "node_types", "levels", "network", "weak")
 
 
@@ -105,8 +106,9 @@ class NodeProfile:
     """The device where the file holds it."""
     gpus_per_node: int | None
     """None: any number (processes of one machine)."""
+    host_memory_bytes: int | None = None
+    """None: not known, as below."""
     host_memory_bytes_per_second: float | None = None
-    """None: not known."""
     levels: tuple[LevelProfile, ...]
     """Innermost first."""
     network: Network | None
@@ -146,7 +148,8 @@ def read_node(table: Table, sources: dict[str, str], relatives: Relatives) -> No
     size = SourcedNumbers(table, sources, prefix="cluster.")
     any_size = table.require("gpus_per_node") == "any"
     gpus_per_node = None if any_size else size.integer("gpus_per_node")
-    host_memory = size.read(HOST_MEMORY) if HOST_MEMORY in table.values else None
+    host_memory = size.integer(HOST_MEMORY) if HOST_MEMORY in table.values else None
+    host_rate = size.read(HOST_RATE) if HOST_RATE in table.values else None
     own_device = _own_device(table, sources, relatives)
     levels, level_sources = _levels(table, sources, relatives)
     check_levels(levels, gpus_per_node=gpus_per_node, where=table.where)
@@ -158,7 +161,8 @@ def read_node(table: Table, sources: dict[str, str], relatives: Relatives) -> No
         device=table.text("device") if own_device is None else own_device.device.name,
         own_device=own_device,
         gpus_per_node=gpus_per_node,
-        host_memory_bytes_per_second=host_memory,
+        host_memory_bytes=host_memory,
+        host_memory_bytes_per_second=host_rate,
         levels=levels,
         network=network,
         weak=weak,
@@ -281,13 +285,15 @@ def slowest_of(parts: Sequence[UniformCluster]) -> tuple[Cluster, tuple[str, ...
         min(same, key=_gpu_bandwidth)
         for same in zip(*(part.cluster.levels for part in healthy), strict=True)
     )
-    hosts = [part.cluster.host_memory_bytes_per_second for part in healthy]
+    rates = [part.cluster.host_memory_bytes_per_second for part in healthy]
+    sizes = [part.cluster.host_memory_bytes for part in healthy]
     cluster = replace(
         slow.cluster,
         device=_slowest_device(slow, healthy),
         levels=levels,
         network=None,
-        host_memory_bytes_per_second=min((each for each in hosts if each), default=None),
+        host_memory_bytes_per_second=min((each for each in rates if each), default=None),
+        host_memory_bytes=min((each for each in sizes if each), default=None),
     )
     spots = [
         spot

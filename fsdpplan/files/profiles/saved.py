@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsdpplan.files.profiles.levels import LevelProfile
-from fsdpplan.files.profiles.nodes import NodeProfile
+from fsdpplan.files.profiles.nodes import HOST_MEMORY, NodeProfile
 from fsdpplan.files.profiles.text import (
     SourceNames,
     level_lines,
@@ -60,6 +60,8 @@ def _head(profile: NodeProfile, names: _Names) -> Iterator[str]:
     yield f"description = {quoted(f'{profile.gpus_per_node} x {profile.device}, as found')}"
     yield f"device = {quoted(profile.device)}"
     yield number_line("gpus_per_node", profile.gpus_per_node, names.of("cluster.gpus_per_node"))
+    if (size := profile.host_memory_bytes) is not None:
+        yield number_line(HOST_MEMORY, size, names.of(f"cluster.{HOST_MEMORY}"))
 
 
 def _level(profile: LevelProfile, names: _Names) -> Iterator[str]:

@@ -89,7 +89,10 @@ class Rule:
         )
 
 
-_NOTHING = "of what was tried beside this layout nothing that is legal and fits is faster"
+_NOTHING = (
+    "no faster layout was found beside this one. Not tried: another precision or optimizer, more "
+    "GPUs, several changes at once"
+)
 
 
 def broken_rules(case: Case, estimate: Estimate) -> tuple[BrokenRule, ...]:
@@ -120,6 +123,7 @@ def _exposed(rule: Rule, case: Case, estimate: Estimate) -> BrokenRule | None:
             *beside.shards_inside(case),
             *beside.partly_resharded(case),
             *beside.policies(case),
+            beside.on_the_other_side(case),
             *beside.micro_batches(case, larger=True),
             *beside.narrower(case, most=case.cluster.levels[0].domain_gpus),
             beside.whole_copies(case),

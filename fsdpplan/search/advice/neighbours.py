@@ -240,3 +240,8 @@ def leaner(case: Case) -> Iterator[Case | None]:
     if layout.dp_replicate > 1:
         ranks = layout.data_parallel
         yield changed(case, sharding="fsdp", dp_replicate=1, dp_shard=ranks)
+
+
+def on_the_other_side(case: Case) -> Case | None:
+    """The case with its state on the host where it is on the device, and the other way round."""
+    return changed(case, offload="none" if case.layout.offload == "cpu" else "cpu")

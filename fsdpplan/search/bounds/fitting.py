@@ -125,12 +125,28 @@ class Fitting:
         """A leaf with the least recomputation that fits, and, where this is less still, with the
         least that fits with the loss in pieces: more of either only costs time. Empty: nothing
         fits."""
+        if self._is_spared(layout):
+            self.tally.prune(len(self.asked.modes))
+            return []
         found = [] if self._is_too_large(layout) else self._least(layout)
         if found:
             self.tally.accept(len(self.asked.modes))
         else:
             self._reject(layout)
         return found
+
+    def _is_spared(self, layout: Layout) -> bool:
+        """Whether its state is on the host and need not be: on the device the same layout fits
+        without more recomputation, and takes no longer."""
+        asked = self.asked
+        if layout.offload == "none" or asked.pins.offload is not None:
+            return False
+        here = replace(layout, offload="none", activation_checkpointing=asked.modes[0])
+        case = asked.case(here)
+        if first_problem(case) is not None or "none" not in self.room.recomputed(here):
+            return False
+        available = asked.available_bytes
+        return needed_bytes(asked, here, enough_bytes=available) <= available
 
     def _least(self, layout: Layout) -> list[Layout]:
         available = self.asked.available_bytes

@@ -108,6 +108,8 @@ class Floors:
                 plain = self.plain(d, self.sizes(d)[0])
                 sequences = plain.num_microbatches * plain.micro_batch / d.pp
                 least = sequences * self._slowest(self._sequence(plain, "none"))
+                if d.offload == "cpu":  # the host's optimizer is slow enough to decide
+                    least += self._update_seconds(plain) / d.pp
                 self.families[d] = self.asked.least_factor * least
         return self.families[d]
 
@@ -323,6 +325,7 @@ class Floors:
 
     def _rank_update_seconds(self, layout: Layout) -> float:
         ways = (layout.tp, *layout.expert_ways, layout.pp, layout.sharding, layout.dp_replicate)
+        ways = (*ways, layout.offload)
         order = (layout.schedule, layout.virtual_stages, layout.stage_blocks, layout.gradient_sync)
         key = (*ways, layout.shard_ranks, *order, layout.num_microbatches)
         if key not in self.updates:
@@ -367,7 +370,7 @@ class Floors:
         """FSDP's gathers and reduce-scatters one after the other."""
         ways = (layout.tp, layout.cp, *layout.expert_ways, layout.dp_replicate, layout.dp_shard)
         policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.gradient_sync)
-        key = (*ways, *policies, layout.sharding, layout.num_microbatches)
+        key = (*ways, *policies, layout.sharding, layout.offload, layout.num_microbatches)
         if key not in self.moves:
             self.moves[key] = least_communication_seconds(self.asked.case(layout))
         return self.moves[key]
@@ -376,7 +379,7 @@ class Floors:
         """The optimizer over the whole model."""
         asked = self.asked
         ways = (layout.tp, *layout.expert_ways, layout.pp, layout.sharding)
-        key = (*ways, layout.dp_replicate, layout.shard_ranks)
+        key = (*ways, layout.offload, layout.dp_replicate, layout.shard_ranks)
         if key not in self.updates:
             stage = whole_model(asked.model)
             self.updates[key] = layout_optimizer_seconds(asked.case(layout), stage)

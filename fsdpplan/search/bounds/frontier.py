@@ -81,6 +81,11 @@ class Group:
         return min(map(seconds, self.entries), default=inf)
 
     @property
+    def is_spare(self) -> bool:
+        """Whether its state is on the host."""
+        return self.degrees.offload != "none"
+
+    @property
     def is_data_parallel(self) -> bool:
         """Whether every rank computes whole layers of its own sequences."""
         return self.degrees.tp == self.degrees.pp == self.degrees.cp == 1
@@ -101,25 +106,31 @@ class Frontier:
         """The groups that may be listed, each with its fastest layout priced.
 
         Beyond the reach of the `limit`-th fastest group nothing can be listed, but for the best
-        data-parallel one.
+        data-parallel one. State on the host is what nobody prefers: as long as the fastest has
+        none there, such a group is only looked at to be faster than it.
         """
         best: dict[int, float] = {}
-        bound = data_parallel = inf
+        bound = data_parallel = fastest = inf
+        spare_leads = False
         heap = [(group.floor, index) for index, group in enumerate(self.groups)]
         heapify(heap)
         while heap:
             floor, index = heappop(heap)
             group = self.groups[index]
             most = max(bound, data_parallel) if group.is_data_parallel else bound
+            if group.is_spare and not spare_leads:
+                most = min(most, fastest)
             if floor == inf or floor > min(most, best.get(index, inf)):
                 continue
             priced = len(group.entries)
             self.advance(group)
             if len(group.entries) > priced:
                 best[index] = group.best
-                fastest = sorted(best.values())
-                kth = fastest[limit - 1] if len(fastest) >= limit else inf
-                bound = max(kth, REACH * fastest[0])
+                ways = sorted(best.values())
+                kth = ways[limit - 1] if len(ways) >= limit else inf
+                spare_leads = group.is_spare if group.best < fastest else spare_leads
+                fastest = ways[0]
+                bound = max(kth, REACH * fastest)
                 if group.is_data_parallel:
                     data_parallel = min(data_parallel, group.best)
             heappush(heap, (group.floor, index))

@@ -108,7 +108,7 @@ class Room:
         block.
         """
         asked = self.asked
-        if asked.pins.offload == "cpu" or asked.pins.stage_blocks is not None:
+        if asked.pins.stage_blocks is not None:
             return {"none": 0}
         available = self._available(layout)
         needed: Recomputed = {"none": 0}
@@ -263,6 +263,7 @@ class Room:
         once = layout.num_microbatches == 1
         ways = (layout.tp, *layout.expert_ways, layout.shard_ranks, layout.sharding, layout.pp > 1)
         more = (layout.reshard_after_forward, layout.gradient_sync, layout.data_parallel > 1)
+        more = (*more, layout.offload)
         key = (*ways, *more, once, stage, keeps, is_settled)
         if key not in self.held:
             self.held[key] = self._new_held(layout, stage, keeps=keeps, is_settled=is_settled)
@@ -273,7 +274,8 @@ class Room:
     ) -> tuple[int, int]:
         training = self.asked.training
         state = rank_state(self.asked.case(layout), stage)
-        held = state.parameters + state.optimizer + state.gradients
+        on_host = layout.offload == "cpu"
+        held = 0 if on_host else state.parameters + state.optimizer + state.gradients
         if layout.sharding != "fsdp":
             return held, 0
         of = formats(training=training, layout=layout)
@@ -292,7 +294,8 @@ class Room:
         held += gathered * (there + (blocks if is_kept else block))
         if layout.num_microbatches > 1:
             sums = layout.gradient_sync == "last"
-            held += of.reduced * (blocks + root if sums else state.held_parameters)
+            kept = 0 if on_host else state.held_parameters
+            held += of.reduced * (blocks + root if sums else kept)
         return held, 0
 
     def _elements(self, layout: Layout, stage: Stage) -> tuple[int, int]:

@@ -160,7 +160,7 @@ class Works:
         ways = (layout.tp, layout.cp, *layout.expert_ways, layout.dp_shard, layout.dp_replicate)
         ends = (stage.has_embedding, stage.has_head)
         of_stage = (stage.blocks, stage.dense_blocks, stage.mix, *ends)
-        key = (*ways, *of_stage, layout.wrap_blocks)
+        key = (*ways, *of_stage, layout.wrap_blocks, layout.offload)
         if key not in self.of_moves:
             case = self.asked.case(layout)
             self.of_moves[key] = stage_waits(case, replace(stage, kept_blocks=0))

@@ -267,6 +267,13 @@ def _tensor_parallel(case: Case) -> Iterator[Problem]:
             reason="async TP without torch.compile",
             sentence="async_tp is a pass of torch.compile; use --compile, or leave --async-tp out",
         )
+    peerless = case.cluster.peerless_level(layout.tp) if layout.async_tp else None
+    if peerless is not None:
+        yield Problem(
+            reason="async TP without peer access",
+            sentence=f"async_tp over {peerless.name} (tp {layout.tp}): it needs symmetric memory, "
+            "and these GPUs cannot map each other's; leave --async-tp out",
+        )
     if layout.tp > 1 and not (layout.sequence_parallel and layout.loss_parallel):
         yield Problem(
             reason="TP without sequence and loss parallelism is not searched",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fsdpplan.cost.memory.peak import node_host_bytes
 from fsdpplan.cost.schedule.order import microbatches_refusal, stages_refusal
 from fsdpplan.cost.schedule.stages import layout_rank_stages, most_stages
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES
@@ -15,6 +16,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
+from fsdpplan.units import format_gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,7 @@ def sharding_problems(case: Case) -> Iterator[Problem]:
     yield from _shard_group(layout)
     yield from _buckets(layout, case.model)
     yield from _offload(layout, case.cluster)
+    yield from _host_memory(case)
     yield from _compression(case)
     if case.training.fp8_all_gather and layout.sharding != "fsdp":
         yield Problem(
@@ -270,4 +273,18 @@ def _offload(layout: Layout, cluster: Cluster) -> Iterator[Problem]:
         yield Problem(
             reason="offload on a CPU",
             sentence="offload cpu moves nothing on a CPU; leave --offload out",
+        )
+
+
+def _host_memory(case: Case) -> Iterator[Problem]:
+    """What is kept on a host has to fit there; where its size is not known, nothing is refused."""
+    there, layout = case.cluster.host_memory_bytes, case.layout
+    if there is None or layout.sharding != "fsdp" or layout.world != case.cluster.gpus:
+        return
+    needed = node_host_bytes(case)
+    if needed > there:
+        yield Problem(
+            reason="what is offloaded does not fit in host memory",
+            sentence=f"offload cpu keeps {format_gib(needed)} in the memory of a node, which has "
+            f"{format_gib(there)}; use more nodes, or --offload none",
         )

@@ -47,6 +47,12 @@ def _tensor_parallel_problems(plan: PlanConfig) -> Iterator[str]:
         yield f"tp {layout.tp} without sequence_parallel (it works with it)"
     if layout.async_tp and not layout.compile:
         yield "async_tp without compile (it is a pass of torch.compile)"
+    peerless = plan.cluster.peerless_level(layout.tp) if layout.async_tp else None
+    if peerless is not None:
+        yield (
+            f"async_tp over {peerless.name} (tp {layout.tp}): it needs symmetric memory, "
+            "and these GPUs cannot map each other's; leave --async-tp out"
+        )
     widths = {
         "heads": model.heads,
         "key/value heads": layout.tp if model.latent else model.kv_heads,

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
@@ -40,6 +41,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ..config import LayoutConfig, ModelConfig, PlanConfig
+from ..errors import TrainerError
 from ..model.attention import Attention
 from ..model.latent_attention import LatentAttention
 from ..model.norms import AllHeadsNorm, RMSNorm
@@ -187,13 +189,33 @@ def split_parameter(module: nn.Module, name: str, mesh: DeviceMesh) -> None:
     module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, (Shard(0),))))
 
 
+def require_peer_access(mesh: DeviceMesh) -> None:
+    """Raise TrainerError where the driver lets this GPU map no memory of another one of `mesh` on
+    this host, which symmetric memory needs: torch would say so at the first step, and not why."""
+    own, visible = torch.cuda.current_device(), torch.cuda.device_count()
+    first = dist.get_rank() - own  # a process takes the GPU of its local rank
+    for device in (rank - first for rank in mesh.mesh.flatten().tolist()):
+        is_peer = 0 <= device < visible and device != own
+        if is_peer and not torch.cuda.can_device_access_peer(own, device):
+            raise TrainerError(
+                f"async_tp (tp {mesh.size()}): it needs symmetric memory, and GPUs {own} and "
+                f"{device} cannot map each other's; plan again with --no-async-tp"
+            )
+
+
+def overlap(mesh: DeviceMesh) -> None:
+    """Let collectives over `mesh` run beside their matmuls: async TP."""
+    require_peer_access(mesh)
+    overlap_tensor_parallel(mesh.get_group())
+
+
 def apply_tensor_parallel(part: nn.Module, plan: PlanConfig, mesh: DeviceMesh) -> None:
     """Split the matrices of `part`, a decoder or a pipeline stage's share of one, over `mesh`.
 
     The routed experts of a block, and what is beside them, are left to `apply_expert_parallel`.
     """
     if plan.layout.async_tp and mesh.device_type == "cuda":
-        overlap_tensor_parallel(mesh.get_group())
+        overlap(mesh)
     tell_masks_apart()
     part.whole_length = plan.training.seq_len  # type: ignore[assignment]
     split(part, mesh, _end_styles(plan.layout))

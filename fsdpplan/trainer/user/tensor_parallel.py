@@ -32,8 +32,7 @@ from torch.distributed.tensor.parallel import (
 
 from ..config import LayoutConfig, PlanConfig
 from ..errors import TrainerError
-from ..parallel.tensor_parallel import split_parameter
-from ..private_torch import overlap_tensor_parallel
+from ..parallel.tensor_parallel import overlap, split_parameter
 from ..torch_versions import tell_masks_apart
 from .trace import Inputs, NotCallable, traced
 
@@ -63,7 +62,7 @@ def split_user_model(
     head that is not called; `first_block`: before which the sequence is scattered, if it is here.
     """
     if layout.async_tp and mesh.device_type == "cuda":
-        overlap_tensor_parallel(mesh.get_group())
+        overlap(mesh)
     tell_masks_apart()
     ties = tied_names(model)
     names = {id(module): name for name, module in model.named_modules()}

@@ -38,6 +38,7 @@ def degrees(drawn: Case) -> Degrees:
         tp=layout.tp,
         ep=layout.ep,
         sharding=layout.sharding,
+        offload=layout.offload,
     )
 
 

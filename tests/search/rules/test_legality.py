@@ -83,6 +83,11 @@ ILLEGAL = [
     ),
     ({"tp": 1, "async_tp": True, "sharding": "ddp"}, "async TP without", "--tp 2"),
     ({"tp": 2, "async_tp": True, "compile": False, **TP}, "without torch.compile", "--compile"),
+    (
+        {"tp": 2, "async_tp": True, "profile": "pcie-8xrtx4090", **TP},
+        "async TP without peer access",
+        "leave --async-tp out",
+    ),
     ({"sharding": "zero1", "dp_replicate": 2}, "a shard group of one", "--dp-shard of at least 2"),
     (
         {"sharding": "zero2", "dp_shard": 2, "reshard_after_forward": "never"},
