@@ -507,7 +507,7 @@ def test_a_box_gets_the_network_that_is_said(name: str, gpus: int, per_node: int
     said = load_cluster(
         name, gpus=gpus, gpus_per_node=per_node, inter_bandwidth_bytes_per_second=10 * gigabit
     )
-    outer, sockets = said.cluster.levels[-1], load_node("lan-1xrtx4090").levels[-1].level
+    outer, sockets = said.cluster.levels[-1], load_node("lan-1x4090").levels[-1].level
     assert (outer.domain_gpus, outer.gpudirect) == (gpus, False)
     assert outer.port_bandwidth_bytes_per_second == 10 * gigabit  # of each GPU
     assert outer.ports == said.cluster.gpus_per_node

@@ -45,7 +45,7 @@ _OWN_KEYS = (
     "usable_gpus",
     "oversubscription",
 )
-SOCKETS = "lan-1xrtx4090:ethernet"
+SOCKETS = "lan-1x4090:ethernet"
 """Node profile and level that say what NCCL reaches over TCP."""
 OVER_SOCKETS = ("ethernet", "tcp")
 """Names of levels that are taken as TCP where nothing else is said of them."""
