@@ -33,7 +33,7 @@ TESTS ?= tests/trainer tests/ground_truth tests/run/rehearse/test_rehearse.py te
 # Pythons of all releases that are installed, which exchange checkpoints.
 TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
 
-.PHONY: help demo test quick test-whole test-torch lint types numbers bench brute fuzz browser rehearse-many docs site fit package release-notes clean
+.PHONY: help demo test quick test-whole test-torch lint types numbers bench brute fuzz browser rehearse-many links-of-mixtures docs site fit package release-notes clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 8
@@ -82,8 +82,12 @@ fuzz: $(VENV)/.dev  ## 1,500 bad inputs and 200 signals at random moments, in a 
 browser: $(VENV)/.dev  ## open reports of all sizes in Chromium, at all widths, light and dark
 	$(BIN)/python -m pytest -n 0 --whole tests/report
 
-rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, in about half an hour
+rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, and sixty with units of several blocks, in about half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans $(PLANS) --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans 60 --seed $(SEED) --wraps
+
+links-of-mixtures: $(VENV)/.dev  ## hold 500 recommended mixtures to what their links carry, in half an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.links_of_mixtures --plans 500 --seed $(SEED)
 
 package: $(VENV)/.dev  ## build the wheel and the source archive, and try both in clean environments
 	$(BIN)/python -m tests.packages --out dist

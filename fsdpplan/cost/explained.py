@@ -335,7 +335,9 @@ def _attention(case: Case, kind: _Kind) -> Explained:
                 words=f"{work.activation_dtype} peak (profile)",
             ),
             number("c", reached, "share in forward (attention_forward_fraction, profile)"),
-            number("q", full / each if each else 1.0, "left by tiles, backward and long steps"),
+            number(
+                "q", full / each if each else 1.0, "left by tiles, masks, backward and long steps"
+            ),
         ),
         source="cost/kernels/attention.py; docs/explanation/compute.md",
     )

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsdpplan.cost.explained import Explained, Input, number
-from fsdpplan.cost.memory.ledger import rank_state
+from fsdpplan.cost.memory.ledger import adds_in_fp32, rank_state
 from fsdpplan.cost.memory.peak import FSDP2, communicators, stage_memory
 from fsdpplan.cost.memory.sizes import rank_sizes
+from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats, local_tokens
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
@@ -48,6 +49,7 @@ def _memory(
     ledger = "cost/memory/ledger.py; docs/explanation/memory.md"
     phases = "cost/memory/phases.py; docs/explanation/memory.md"
     peak = f"at the peak, in {memory.peak_phase}"
+    adds = adds_in_fp32(training=training, layout=layout)
     held, updated = state.held_parameters, state.optimizer_parameters
     yield _elements(
         "parameters", memory.parameters_bytes, of.resident, "that this rank keeps", ledger
@@ -55,7 +57,7 @@ def _memory(
     yield _elements(
         "gradients",
         memory.gradients_bytes,
-        of.kept_gradient,
+        FP32_BYTES if adds and memory.peak_phase != "optimizer" else of.kept_gradient,
         f"whose gradient is kept {peak}; this rank's shard has {held:,}",
         phases,
     )

@@ -87,6 +87,17 @@ def least_communication_seconds(case: Case) -> float:
     return layout.num_microbatches * gathers + gradient_syncs(layout) * reductions
 
 
+def moved_seconds(moves: Moves, layout: Layout) -> dict[str, float]:
+    """What FSDP sends in a step without a pipeline over each level of the network."""
+    number, syncs = layout.num_microbatches, gradient_syncs(layout)
+    whole = syncs if layout.gradient_sync == "every" else 1
+    passing: dict[str, float] = {}
+    for level, of in moves.links:
+        seconds = number * (of.gather + of.regather) + syncs * of.reduce_scatter
+        passing[level] = passing.get(level, 0.0) + seconds + whole * of.all_reduce
+    return passing
+
+
 def least_way_seconds(
     layout: Layout, *, passes: Sequence[Pair], gathers: Sequence[float], send: float
 ) -> float:

@@ -6,6 +6,8 @@ Step time: seconds of one optimizer step by part, and the collectives behind the
 
     step = compute + exposed communication + pipeline bubble + optimizer + host copies (offload)
 
+It is no shorter than what passes any one level of the network takes, one after another.
+
 Compute includes FSDP's copies, what gradients cost beside the products that make them, and what
 overlapped collectives take from kernels.
 """
@@ -29,6 +31,7 @@ from fsdpplan.cost.overlap.exposed import (
     bottleneck,
     collective_costs,
     inside_seconds,
+    link_queue,
     slowdown_seconds,
 )
 from fsdpplan.cost.overlap.passes import Passes, fsdp_passes, replica_passes
@@ -42,6 +45,7 @@ from fsdpplan.cost.overlap.timing import (
 from fsdpplan.cost.schedule.stages import pipeline_ranks, pipeline_stages
 from fsdpplan.cost.traffic.calls import call_seconds
 from fsdpplan.cost.traffic.rank import optimizer_calls, step_calls, tp_end_calls
+from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import (
@@ -66,6 +70,10 @@ class StepTime:
 
     time: TimeBreakdown
     communication: tuple[CollectiveCost, ...]
+    full_level: str = ""
+    """Level of the network that carries something all of the step; empty where none does."""
+    queued_seconds: float = 0.0
+    """Part of exposed communication: what waits for that level, whatever else there is to do."""
 
 
 def step_time(case: Case) -> StepTime:
@@ -117,7 +125,27 @@ def step_time(case: Case) -> StepTime:
         exposed_inside_seconds=inside * (exposed.total - others),
         exposed_across_seconds=(1 - inside) * (exposed.total - others),
     )
-    return StepTime(time=time, communication=communication)
+    return _within_links(StepTime(time=time, communication=communication), cluster)
+
+
+def _within_links(step: StepTime, cluster: Cluster) -> StepTime:
+    """No shorter than what passes each level of the network; what is left of that is waited for."""
+    time = step.time
+    queue = link_queue(step.communication, step_seconds=time.total_seconds)
+    if not queue.level:
+        return step
+    is_inside = queue.level == cluster.levels[0].name
+    return StepTime(
+        time=replace(
+            time,
+            exposed_communication_seconds=time.exposed_communication_seconds + queue.seconds,
+            exposed_inside_seconds=time.exposed_inside_seconds + is_inside * queue.seconds,
+            exposed_across_seconds=time.exposed_across_seconds + (not is_inside) * queue.seconds,
+        ),
+        communication=queue.communication,
+        full_level=queue.level,
+        queued_seconds=queue.seconds,
+    )
 
 
 def _mean_step(parts: list[tuple[float, StepTime]]) -> StepTime:

@@ -51,6 +51,14 @@ NUMA_BINDING = TorchFeature(
 )
 """Of the job script; each node looks whether it can."""
 
+WINDOWED_KERNEL = TorchFeature(
+    name="a kernel of sliding windows",
+    since=TorchRelease(2, 12),
+    done_without="adds a mask to all scores, of keys and values of every query head",
+    needed=lambda case: 0 < case.model.sliding_window < case.training.seq_len,
+    source="varlen_attn of torch/nn/attention/varlen.py",
+)
+
 FEATURES: tuple[TorchFeature, ...] = (
     TorchFeature(
         name="the pipeline schedule dualpipev",
@@ -103,14 +111,7 @@ FEATURES: tuple[TorchFeature, ...] = (
         needed=lambda case: case.model.experts is not None,
         source="grouped_mm of torch/nn/functional.py",
     ),
-    TorchFeature(
-        name="a kernel of sliding windows",
-        since=TorchRelease(2, 12),
-        done_without="adds a mask to all scores, of keys and values of every query head",
-        slower="whose time the prediction does not count",
-        needed=lambda case: 0 < case.model.sliding_window < case.training.seq_len,
-        source="varlen_attn of torch/nn/attention/varlen.py",
-    ),
+    WINDOWED_KERNEL,
     TorchFeature(
         name="a kernel of packed documents",
         since=TorchRelease(2, 12),

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .checkpoint.files import resumable
 from .checkpoint.progress import Progress, recorded
 from .checkpoint.runs import CheckpointFailed, Checkpoints
 from .config import PlanConfig, load_plan
@@ -191,10 +190,10 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
         ranks=local_ranks(plan),
     )
     memory = MemoryMeter(device)
-    fill = first_weights(plan, options)
+    checkpoints = open_checkpoints(plan, options)
+    fill = first_weights(plan, options, checkpoints)
     assembled = assemble(plan, device, seed=options.seed, meshes=meshes, fill=fill)
     optimizer = make_optimizer(assembled.model, recipe, copied_parameters(plan))
-    checkpoints = open_checkpoints(plan, options)
     progress = begin_or_resume(plan, options, recipe, checkpoints, assembled.model, optimizer)
     if assembled.scaler is not None and progress.scaler_state:
         assembled.scaler.load(progress.scaler_state)
@@ -239,11 +238,14 @@ def what_to_train_on(plan: PlanConfig, options: Options) -> Data:
     return open_data(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
 
 
-def first_weights(plan: PlanConfig, options: Options) -> Callable[[nn.Module], None] | None:
+def first_weights(
+    plan: PlanConfig, options: Options, checkpoints: Checkpoints | None
+) -> Callable[[nn.Module], None] | None:
     """What fills the model with published weights; None: it is drawn, or a checkpoint is resumed.
-    Raises TrainerError where the weights are not the plan's model's."""
+    Raises TrainerError where the weights are not the plan's model's. All ranks call this, since a
+    file system may not show a checkpoint to each of them."""
     folder = options.init_from
-    if folder is None or (options.checkpoint_dir is not None and resumable(options.checkpoint_dir)):
+    if folder is None or (checkpoints is not None and checkpoints.has_any()):
         return None
     require_loadable(plan, folder)
     return lambda model: load_published(model, plan, folder)
@@ -468,7 +470,11 @@ def what_to_do(run: TrainingRun, read: StepRead) -> str:
         run.skipped_in_a_row += 1
         # those that are numbers are taken in by then, so that these are not
         return "skip" if run.skipped_in_a_row <= MOST_IN_A_ROW else "keep"
-    good = 0 if run.checkpoints is None else run.checkpoints.good_step
+    good = 0
+    if run.checkpoints is not None:
+        # a save ends on each rank when it does: all wait for it, to go back or to keep alike
+        told(run, run.checkpoints.wait())
+        good = run.checkpoints.good_step
     if not good or run.tries.get(good, 0) >= MOST_TRIES:
         return "keep"
     return "rollback"

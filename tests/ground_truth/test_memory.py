@@ -204,6 +204,16 @@ FSDP_CASES = {
         Layout(dp_replicate=2, dp_shard=4, num_microbatches=3),
         param_dtype="bf16",
     ),
+    "added in fp32": Case(
+        LLAMA_SMALL_VOCAB, 128, Layout(dp_shard=2, num_microbatches=3), param_dtype="bf16"
+    ),
+    "added in fp32, twice, bf16 throughout": Case(
+        LLAMA_SMALL_VOCAB,
+        512,
+        Layout(dp_shard=8, num_microbatches=2, activation_checkpointing="full"),
+        reduce_dtype="bf16",
+        param_dtype="bf16",
+    ),
     "hsdp, twice, bf16 throughout": Case(
         LLAMA_SMALL_VOCAB,
         1024,
@@ -291,6 +301,9 @@ DDP_CASES = {
         replace(TWO_COPIES, num_microbatches=2, gradient_sync="last"),
         reduce_dtype="bf16",
         param_dtype="bf16",
+    ),
+    "added in fp32, each reduced": Case(
+        LLAMA_SMALL_VOCAB, 256, replace(TWO_COPIES, num_microbatches=3), param_dtype="bf16"
     ),
     "odd": Case(ODD, 300, TWO_COPIES),
     "accumulated apart": Case(

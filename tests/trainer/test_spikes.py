@@ -11,6 +11,8 @@ import torch
 
 from fsdpplan.trainer import step as steps
 from fsdpplan.trainer import train
+from fsdpplan.trainer.checkpoint import runs
+from fsdpplan.trainer.checkpoint.runs import Checkpoints, Saved
 from fsdpplan.trainer.parallel.shards import local
 from fsdpplan.trainer.spikes import LEAST_STEPS, MOST_IN_A_ROW, WINDOW, SpikeGuard
 from fsdpplan.trainer.text.feed import Feed
@@ -111,8 +113,37 @@ def spiking(folder: Path) -> None:
         return run
 
     train.set_up = noting
+    for word, fault in FAULTS_OF_RANK_1.items():
+        if word in options:
+            options.remove(word)
+            fault()
     paths = [f"--plan={folder / 'plan.json'}", f"--metrics={folder / 'metrics.jsonl'}"]
     train.main([*paths, "--steps=30", "--learning-rate=1e-4", "--no-numbers", *options])
+
+
+def hear_late_of_saves() -> None:
+    """Let rank 1 hear that a save has ended only where it waits for that."""
+    ended = Checkpoints.ended
+
+    def late(checkpoints: Checkpoints) -> Saved | None:
+        return None if torch.distributed.get_rank() else ended(checkpoints)
+
+    Checkpoints.ended = late  # type: ignore[method-assign]
+
+
+def fail_saves_alone() -> None:
+    """Let the saves of rank 1 fail when the other ranks are through."""
+    save = runs.dcp.save  # type: ignore[attr-defined]
+
+    def failing(*args: Any, **given: Any) -> None:
+        save(*args, **given)
+        if torch.distributed.get_rank():
+            raise OSError("no such disk")
+
+    runs.dcp.save = failing  # type: ignore[attr-defined]
+
+
+FAULTS_OF_RANK_1 = {"late": hear_late_of_saves, "broken": fail_saves_alone}
 
 
 def run_spiking(folder: Path, *options: str, **plan: Any) -> list[bool]:
@@ -160,6 +191,29 @@ def test_a_run_goes_back_and_on_with_other_data(tmp_path: Path) -> None:
     assert (saved / "latest").read_text() == "step-00000030\n"
     document = (saved / "step-00000030" / "trainer.json").read_text()
     assert f'"sequences": {(30 + 8) * 8}' in document
+
+
+@pytest.mark.gloo
+def test_ranks_decide_alike_where_one_hears_late_of_a_save(tmp_path: Path) -> None:
+    """A save in the background ends when it does, on each rank by itself."""
+    saved = f"--checkpoint-dir={tmp_path / 'saved'}"
+    options = ("--on-spike=rollback", "--checkpoint-every=16", saved, "late")
+    changed = run_spiking(tmp_path, *options, dp_shard=2)
+    assert [event["step"] for event in jobs.lines(tmp_path, "rollback")] == [16]
+    (event,) = jobs.lines(tmp_path, "rollback")
+    assert len(changed) == 30 + event["sequences_skipped"] // 8
+
+
+@pytest.mark.gloo
+def test_ranks_decide_alike_where_a_save_fails_on_one(tmp_path: Path) -> None:
+    saved = f"--checkpoint-dir={tmp_path / 'saved'}"
+    options = ("--on-spike=rollback", "--checkpoint-every=16", saved, "broken")
+    (tmp_path / "plan.json").write_text(plans.plan_text(dp_shard=2), encoding="utf-8")
+    (tmp_path / "options").write_text(" ".join(options))
+    process = jobs.start_function(2, "tests.trainer.test_spikes:spiking", tmp_path)
+    process.communicate(timeout=jobs.TIMEOUT_SECONDS)
+    assert [event["action"] for event in jobs.lines(tmp_path, "spike")] == ["keep"]
+    assert process.returncode == 1  # its last state is not saved, on either rank
 
 
 @pytest.mark.gloo

@@ -191,6 +191,7 @@ def rehearsal_screen(found: Rehearsal, *, width: int) -> str:
         *(_calls_table(rank, own_model=found.own_model, width=width) for rank in shown),
         _ranks_table(found, width=width),
         listed("Not as on the cluster", found.differences, width=width),
+        listed("Not seen", found.not_seen, width=width),
         wrapped(verdict(found), width=width),
     )
 

@@ -1,6 +1,7 @@
 """Attention: time of one block's softmax attention on one rank, fused or with scores in memory.
 
-    fused      tiles of scores at a fitted share of the peak; only tiles below the diagonal
+    fused      tiles of scores at a fitted share of the peak; only tiles below the diagonal, and in
+               a window where the kernel knows windows (`cost/model/attention_kernel.py`)
     unfused    batched matmuls over the whole square; scores written, scaled, masked, normalised
 
 Attention computes in the activations' number format under fp8 too.
@@ -117,15 +118,39 @@ def sequence_tiles(
     if document_tokens == inf:
         mean = mean_tiles(seq_len=seq_len, window=window)
         return Tiles(rows=rows, all=rows * mean, longest=most)
-    there, met = 0.0, 0.0
-    for before in range(rows):
+    met = [min(before + 1, most) for before in range(rows)]
+    return _document_tiles(met, seq_len=seq_len, document_tokens=document_tokens)
+
+
+def _document_tiles(met: list[int], *, seq_len: int, document_tokens: float) -> Tiles:
+    """Of documents whose first, second, ... row of tiles meets so many tiles of keys."""
+    there, every = 0.0, 0.0
+    for before, keys in enumerate(met):
         begun = exp(-before * TILE / document_tokens)
         begun *= 1 + (seq_len - before * TILE) / document_tokens
         there += begun
-        met += begun * min(before + 1, most)
+        every += begun * keys
     documents = 1 + seq_len / document_tokens
     longest = document_tokens * (log(documents) + EULER_GAMMA)
-    return Tiles(rows=there, all=met, longest=min(most, max(1.0, longest / TILE)))
+    return Tiles(rows=there, all=every, longest=min(max(met), max(1.0, longest / TILE)))
+
+
+@lru_cache(maxsize=4096)
+def masked_tiles(
+    *, seq_len: int, window: int, document_tokens: float = inf, one_by_one: bool = False
+) -> Tiles:
+    """The same where a mask says what a query sees in a window: kernels that add one compute the
+    whole square.
+
+    Documents that go one by one are cut: the first `window` queries see what came before them,
+    without a mask; of each later piece of as many, all meet twice as many keys.
+    """
+    rows = -(-seq_len // TILE)
+    if not one_by_one:
+        return Tiles(rows=rows, all=rows * rows, longest=rows)
+    piece = -(-window // TILE)
+    met = [before + 1 if before < piece else 2 * piece for before in range(rows)]
+    return _document_tiles(met, seq_len=seq_len, document_tokens=document_tokens)
 
 
 def attention_forward_seconds(work: BlockWork, device: Device) -> float:
@@ -185,7 +210,7 @@ def _chosen_seconds(work: BlockWork, device: Device, *, backward: bool) -> float
 def _attention_forward_seconds(work: BlockWork, device: Device) -> float:
     if not work.flash_attention:
         return _unfused_forward_seconds(work, device)
-    query, value = head_channels(work.model)
+    query, value = _kernel_channels(work)
     rate = _fused_rate(query, value, device.fit.attention_forward_fraction, work, device)
     return _fused_seconds(work, device, rate=rate, channels=query + value)
 
@@ -193,10 +218,18 @@ def _attention_forward_seconds(work: BlockWork, device: Device) -> float:
 def _attention_backward_seconds(work: BlockWork, device: Device) -> float:
     if not work.flash_attention:
         return _unfused_backward_seconds(work, device)
-    query, value = head_channels(work.model)
+    query, value = _kernel_channels(work)
     rate = _fused_rate(query, value, device.fit.attention_backward_fraction, work, device)
     channels = BACKWARD_QUERY_KEY * query + BACKWARD_VALUE * value
     return _fused_seconds(work, device, rate=rate, channels=channels)
+
+
+def _kernel_channels(work: BlockWork) -> tuple[int, int]:
+    """Widths of the heads that the kernel is given: with columns for what it does not know."""
+    query, value = head_channels(work.model)
+    if not work.added_width:
+        return query, value
+    return query + work.added_width, query + work.added_width
 
 
 def _fused_rate(query: int, value: int, fraction: float, work: BlockWork, device: Device) -> float:
@@ -220,10 +253,27 @@ def _fused_seconds(work: BlockWork, device: Device, *, rate: float, channels: in
     seconds = 0.0
     for share, window in ((1 - windowed, 0), (windowed, model.sliding_window)):
         if share:
-            seconds += share * _tiles_seconds(
-                work, device, window=window, tile_flops=2.0 * channels * TILE * TILE, rate=rate
+            seconds += share * max(
+                _tiles_seconds(
+                    work, device, window=window, tile_flops=2.0 * channels * TILE * TILE, rate=rate
+                ),
+                _mask_bytes(work, window) / memory_bytes_per_second(device),
             )
     return max(seconds, _least_traffic_bytes(work) / memory_bytes_per_second(device))
+
+
+def _is_masked(work: BlockWork, window: int) -> bool:
+    return work.masks_windows and 0 < window < work.seq_len
+
+
+def _mask_bytes(work: BlockWork, window: int) -> float:
+    """What the kernel reads of a mask in a pass: it is one for all heads, and each reads its own.
+
+    Of documents one by one it is small, and stays in the cache.
+    """
+    if not _is_masked(work, window) or work.one_by_one:
+        return 0.0
+    return scores(work) * work.element_bytes
 
 
 def _tiles_seconds(
@@ -235,12 +285,20 @@ def _tiles_seconds(
     """
     heads = -(-work.model.heads // work.tp)
     sequences = work.tokens * work.cp / work.seq_len
-    of = sequence_tiles(
-        seq_len=work.seq_len,
-        window=window,
-        document_tokens=work.document_tokens,
-        chunked=work.model.window_kind == "chunked",
-    )
+    if _is_masked(work, window):
+        of = masked_tiles(
+            seq_len=work.seq_len,
+            window=window,
+            document_tokens=work.document_tokens,
+            one_by_one=work.one_by_one,
+        )
+    else:
+        of = sequence_tiles(
+            seq_len=work.seq_len,
+            window=window,
+            document_tokens=work.document_tokens,
+            chunked=work.model.window_kind == "chunked",
+        )
     pieces = 1 if work.trades_heads else work.cp
     tiles = heads * sequences * (of.all / pieces + of.rows * FILL_TILES) * pieces / work.cp
     of_a_multiprocessor = rate / device.multiprocessors

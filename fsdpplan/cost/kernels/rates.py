@@ -87,6 +87,12 @@ class BlockWork:
     """Projections of one input are one matrix: query, key and value; gate and up."""
     flash_attention: bool = True
     """Scores are not written to memory."""
+    masks_windows: bool = False
+    """Fused attention knows no windows: it is given a mask, and computes what that leaves out."""
+    one_by_one: bool = False
+    """Packed documents go through attention one after the other."""
+    added_width: int = 0
+    """Columns that are added to heads for what no kernel knows, to values as well."""
     native_attention: bool = False
     """Fused attention uses the asynchronous tensor cores of devices that have them."""
     dropout: bool = False

@@ -34,19 +34,18 @@ from fsdpplan.cost.memory.backward_steps import (
     inputs_half_peak_bytes,
 )
 from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
+from fsdpplan.cost.model.attention_kernel import masked_share
 from fsdpplan.cost.model.block_sizes import (
-    EXTRA_WIDTH,
     BlockShape,
     BlockTensors,
     Kernels,
     block_tensors_bytes,
 )
-from fsdpplan.cost.model.formats import formats, has_windowed_kernel
+from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
-from fsdpplan.spec.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,37 +336,6 @@ def _forward_transient_bytes(
     return in_network
 
 
-WIDEST_HEAD, WIDTH_STEP = 256, 8
-"""Heads that the kernel for windows takes, as in the trainer."""
-
-
-def masked_share(*, model: Model, training: Training) -> float:
-    """Share of the model's blocks whose attention is given a mask."""
-    is_narrow = 0 < model.sliding_window < training.seq_len
-    if not (is_narrow and training.traits.reference_decoder):
-        return 0.0
-    if takes_windows(model=model, training=training):
-        return 0.0
-    return model.windowed_blocks / model.layers
-
-
-def takes_windows(*, model: Model, training: Training) -> bool:
-    """Whether PyTorch's kernel of windows and documents is given the model's attention.
-
-    Source: fsdpplan/trainer/model/attention.py, `takes_windows`.
-    """
-    width = model.head_dim + EXTRA_WIDTH * (model.positions == "alibi")
-    fits = width <= WIDEST_HEAD and width % WIDTH_STEP == 0
-    has_kernel = has_windowed_kernel(training) and fits and not model.attention_sinks
-    has_kernel &= not training.dropped.attention
-    return has_kernel and training.activation_dtype != "fp32"
-
-
-def documents_one_by_one(*, model: Model, training: Training) -> bool:
-    """Whether packed documents go through attention one after the other."""
-    return training.packed and not takes_windows(model=model, training=training)
-
-
 def mask_bytes(case: Case, stage: Stage) -> int:
     """What a pipeline rank holds of masks, from its first forward pass on: one a virtual stage.
 
@@ -375,7 +343,7 @@ def mask_bytes(case: Case, stage: Stage) -> int:
     tokens. Of packed documents it is of as many queries as the window, and twice as many keys.
     """
     model, training = case.model, case.training
-    if not masked_share(model=model, training=training):
+    if not masked_share(model=model, training=training, device=case.cluster.device):
         return 0
     width = training.seq_len + int(model.attention_sinks)
     parts = sum(piece.blocks > 0 for piece in stage.pieces)

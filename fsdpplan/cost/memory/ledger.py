@@ -147,6 +147,17 @@ def sums_fp32_gradients(training: Training) -> bool:
     return traits.fp32_gradients_of_bf16 and training.activation_dtype == "bf16"
 
 
+def adds_in_fp32(*, training: Training, layout: Layout) -> bool:
+    """The reference trainer's parameters in bf16 have fp32 sums of their gradients over the
+    micro-batches of a step, unless a single reduction makes them. A pipeline adds as torch does.
+
+    Source: fsdpplan.trainer.parallel.gradient_sums.
+    """
+    if training.param_dtype != "bf16" or layout.num_microbatches == 1 or layout.pp > 1:
+        return False
+    return layout.sharding != "fsdp" or layout.gradient_sync == "every"
+
+
 def is_without_ddp(*, training: Training, layout: Layout) -> bool:
     """Whole parameters of one replica, beside tensor parallelism, have no DDP: nothing to reduce,
     no buckets."""
@@ -347,6 +358,9 @@ def shard_gradient_bytes(*, training: Training, layout: Layout) -> ShardGradient
     """HSDP refers to each all-reduced buffer until the unit's next reduction or the end of the last
     backward; in fp32 the first micro-batch's buffers are the gradients.
 
+    Where micro-batches add up in fp32, the sums are in the place of the gradients until the last
+    one has reduced them.
+
     With offload they go to the host, but for those two.
 
     Source: torch 2.13 `FSDPParamGroup._all_reduce_state` and `_partial_reduce_output`.
@@ -362,6 +376,12 @@ def shard_gradient_bytes(*, training: Training, layout: Layout) -> ShardGradient
         kept = of.reduced if is_hsdp else 0
         has_earlier = layout.num_microbatches > 1 and not holds_gradients(layout)
         return ShardGradientBytes(earlier=kept if has_earlier else 0, later=kept, reduced=output)
+    if adds_in_fp32(training=training, layout=layout):
+        buffer = of.reduced if is_hsdp else 0
+        earlier = later = FP32_BYTES + buffer
+        if layout.num_microbatches == 2:  # none between, which leaves all sums
+            later = kept + (buffer if copy else 0)
+        return ShardGradientBytes(earlier=earlier, later=later, reduced=output - buffer)
     first_input = of.reduced if is_hsdp and copy else 0
     if layout.num_microbatches == 1 or holds_gradients(layout):
         return ShardGradientBytes(earlier=0, later=kept + first_input, reduced=output)

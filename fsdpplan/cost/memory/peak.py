@@ -50,6 +50,7 @@ from fsdpplan.cost.kernels.optimizer import muon_temporary_bytes
 from fsdpplan.cost.memory.activations import mask_bytes
 from fsdpplan.cost.memory.ledger import (
     StateBytes,
+    adds_in_fp32,
     checkpoint_peak_bytes,
     initialization_peak_bytes,
     makes_gradients,
@@ -248,9 +249,7 @@ def optimizer_phase(
     made = makes_gradients(training=training, layout=layout)
     return Phase(
         name="optimizer",
-        gradients_bytes=of.kept_gradient * state.held_parameters
-        if made
-        else sizes.resident_gradient_bytes,
+        gradients_bytes=of.kept_gradient * state.held_parameters if made else state.gradients,
         temporaries_bytes=copies,
     )
 
@@ -309,7 +308,13 @@ def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBr
         reserved_overhead_bytes=overhead,
         context_bytes=outside_allocator_bytes(layout=layout, training=training, fit=fit),
         peak_phase=peak.name,
-        host_bytes=host_bytes(state=state, sizes=sizes, layout=layout, element_bytes=element_bytes),
+        host_bytes=host_bytes(
+            state=state,
+            sizes=sizes,
+            layout=layout,
+            element_bytes=element_bytes
+            + FP32_BYTES * int(adds_in_fp32(training=training, layout=layout)),
+        ),
         initialization_peak_bytes=initialization_peak_bytes(case, stage),
         checkpoint_peak_bytes=checkpoint_peak_bytes(case, stage),
         checkpoint_host_bytes=state.parameters + state.optimizer,

@@ -8,8 +8,8 @@ stays from the end of forward until backward is past it. The root, which has wha
 maybe both, stays gathered from the first forward to the end of backward. Each function below
 returns the candidates of one stretch of that timeline, in the last micro-batch of a step, read off
 torch 2.13's `_fsdp_param_group.py` and `_fsdp_collectives.py` and off real FSDP2 steps under fake
-tensors; every quantity is linear in the unit's index, among those that recompute and among those
-that keep everything, so the first and last two units of both bound the others.
+tensors. Along a run of units with the same neighbours every quantity is linear in the unit's index,
+so the ends of such runs bound the others.
 
 Phases of a rank that holds its parameters whole: DDP, ZeRO-1 and ZeRO-2.
 
@@ -40,12 +40,17 @@ def fsdp_phases(s: RankSizes) -> list[Phase]:
 
 
 def _bounding_units(s: RankSizes) -> list[int]:
-    """The first and last two units, and where blocks from there on keep everything those beside."""
-    indices = {s.units - 1, s.units - 2, 1, 0}
+    """The ends of runs of units along which every quantity is linear in the index.
+
+    Between runs stand the units that are like no other: the first, behind which nothing was; the
+    last, which may be short, and the one before it, behind which that is reduced; and the one from
+    whose blocks on everything is kept.
+    """
+    unlike = {0, s.units - 2, s.units - 1}
     if 0 < s.kept_blocks < s.blocks:
-        border = (s.blocks - s.kept_blocks) // s.unit_blocks
-        indices |= set(range(border - 2, border + 3))
-    return sorted(index for index in indices if 0 <= index < s.units)
+        unlike.add((s.blocks - s.kept_blocks) // s.unit_blocks)
+    near = {index + step for index in unlike for step in (-1, 0, 1)}
+    return sorted(index for index in near if 0 <= index < s.units)
 
 
 def first_phases(s: RankSizes) -> list[Phase]:

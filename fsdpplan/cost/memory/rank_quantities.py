@@ -233,12 +233,13 @@ class RankSizes:
 
     def gradient_bytes(self, reduced_blocks: int, *, ends: int = 0) -> int:
         """Gradient shards when the last micro-batch has reduced so many blocks, and so many
-        elements of other units."""
+        elements of other units; or the first one, where that leaves more."""
         block_elements = self.shard_block_elements
         elements = self.blocks * block_elements + self.ends.shard_elements
         gained = self.later_gradient_bytes - self.earlier_gradient_bytes
         reduced = reduced_blocks * block_elements + ends
-        return elements * self.earlier_gradient_bytes + reduced * gained
+        last = elements * self.earlier_gradient_bytes + reduced * gained
+        return max(last, reduced * self.earlier_gradient_bytes)
 
     def gather_bytes(self, copied: int, buffers: int) -> int:
         """What all-gathers allocated: FSDP2's buffers; FSDP1's parameters too, which it gathers

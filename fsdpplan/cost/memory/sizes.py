@@ -12,12 +12,11 @@ from dataclasses import replace
 from fsdpplan.cost.kernels.head import head_sizes
 from fsdpplan.cost.memory.activations import (
     BlockActivations,
-    documents_one_by_one,
-    masked_share,
     mean_activations,
     mean_saved_bytes,
 )
 from fsdpplan.cost.memory.ledger import (
+    adds_in_fp32,
     embedding_gradient_bytes,
     grows_in_backward,
     holds_gradients,
@@ -35,6 +34,7 @@ from fsdpplan.cost.memory.weight_gradients import (
     split_backward_bytes,
     weight_gradient_bytes,
 )
+from fsdpplan.cost.model.attention_kernel import documents_one_by_one, masked_share
 from fsdpplan.cost.model.block_sizes import FP32_BYTES, BlockShape
 from fsdpplan.cost.model.formats import (
     formats,
@@ -398,7 +398,9 @@ def _block_shape(case: Case) -> BlockShape:
         ep=layout.ep,
         experts_over_tp=layout.experts_over_tp,
         packed=training.packed,
-        one_by_one=documents_one_by_one(model=case.model, training=training),
+        one_by_one=documents_one_by_one(
+            model=case.model, training=training, device=case.cluster.device
+        ),
     )
 
 
@@ -418,7 +420,7 @@ def activations_of_block(case: Case) -> BlockActivations:
     of = formats(training=training, layout=layout)
     return mean_activations(
         _block_shape(case),
-        masked=masked_share(model=model, training=training),
+        masked=_masked_share(case),
         mode=layout.activation_checkpointing,
         weight_gradients=weight_gradients_of(training=training, layout=layout),
         experts_reduction=_experts_apart(
@@ -432,20 +434,30 @@ def activations_of_block(case: Case) -> BlockActivations:
 def saved_bytes_a_block(case: Case) -> dict[ActivationCheckpointing, int]:
     """What one block keeps of a micro-batch for its backward pass, by what it recomputes."""
     shape = _block_shape(case)
-    return mean_saved_bytes(shape, masked=masked_share(model=case.model, training=case.training))
+    return mean_saved_bytes(shape, masked=_masked_share(case))
+
+
+def _masked_share(case: Case) -> float:
+    device = case.cluster.device
+    return masked_share(model=case.model, training=case.training, device=device)
 
 
 def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> int:
     """Gradients of DDP beside its buckets: those of micro-batches that are not reduced stay where
-    backward makes them, and are copied when the last one is.
+    backward makes them, and are copied when the last one is. In place of those, and beside whole
+    gradients without DDP, fp32 sums of those in bf16.
 
     Seen of torch 2.13's DistributedDataParallel with gradient_as_bucket_view, under no_sync, with
     gradients that are freed after each step.
     """
     by_ddp = layout.sharding == "ddp" and layout.pp == 1 and not training.traits.half_parameters
-    by_ddp &= not is_without_ddp(training=training, layout=layout)
-    accumulates = layout.gradient_sync == "last" and layout.num_microbatches > 1
+    is_bare = is_without_ddp(training=training, layout=layout)
     of = formats(training=training, layout=layout)
+    if by_ddp and adds_in_fp32(training=training, layout=layout):
+        # without DDP's buckets, a gradient takes the place of its sum
+        return (FP32_BYTES - of.kept_gradient * int(is_bare)) * elements
+    by_ddp &= not is_bare
+    accumulates = layout.gradient_sync == "last" and layout.num_microbatches > 1
     return of.kept_gradient * elements if by_ddp and accumulates else 0
 
 

@@ -12,11 +12,9 @@ from functools import lru_cache
 from math import gcd
 from typing import Any
 
+from fsdpplan.cost.model.attention_kernel import added_width
 from fsdpplan.spec.model import Experts, LatentAttention, Model
 from fsdpplan.spec.training import DTYPE_BYTES
-
-EXTRA_WIDTH = 8
-"""Columns that ALiBi adds to a head, and sinks: kernels take widths that 8 divides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +48,7 @@ def torch_attention_tensors(
     Source: fsdpplan/trainer/model/attention.py, positions.py; peaks of its steps
     (tests/ground_truth).
     """
-    added = (model.positions == "alibi") + model.attention_sinks
-    width = model.head_dim + EXTRA_WIDTH * added
+    width = model.head_dim + added_width(model)
     rows = tokens + model.attention_sinks * (tokens // seq_len)
     a_head = rows * width * element_bytes
     heads = -(-model.heads // tp)

@@ -125,7 +125,6 @@ LEAN_PIPELINES = TorchRelease(2, 15)
 GRADIENTS_IN_REDUCE_DTYPE = TorchRelease(2, 15)
 LEAN_UNITS = TorchRelease(2, 15)
 PARTIAL_PRODUCTS = TorchRelease(2, 11)
-WINDOWED_KERNEL = TorchRelease(2, 12)
 REDUCTIONS_KEPT, REDUCTIONS_LET_GO = TorchRelease(2, 12), TorchRelease(2, 13)
 
 
@@ -184,13 +183,6 @@ def sums_before_products(training: Training) -> bool:
     """
     release = training.torch_release
     return release is not None and release < PARTIAL_PRODUCTS
-
-
-def has_windowed_kernel(training: Training) -> bool:
-    """Whether PyTorch has a fused kernel of sliding windows: since torch 2.12, and so it is priced
-    where no release is said. Source: torch/nn/attention/varlen.py, `varlen_attn`."""
-    release = training.torch_release
-    return release is None or release >= WINDOWED_KERNEL
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ its buckets one after another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fsdpplan.cost.model.shards import Stage
@@ -189,6 +189,52 @@ def slowdown_seconds(communication: tuple[CollectiveCost, ...], device: Device) 
         )
         lost += hidden * min(1.0, wire / row.seconds / full_rate)
     return device.fit.overlap_slowdown_fraction * lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """What a step waits for where one level of the network has more to carry than there is time."""
+
+    level: str = ""
+    """Of the network; empty where all have time enough."""
+    seconds: float = 0.0
+    communication: tuple[CollectiveCost, ...] = ()
+    """The collectives, those of the level exposed for so much longer, each by what was hidden."""
+
+
+def level_seconds(communication: tuple[CollectiveCost, ...]) -> dict[str, float]:
+    """Seconds of what passes each level of the network, one after another."""
+    passing: dict[str, float] = {}
+    for row in communication:
+        passing[row.level] = passing.get(row.level, 0.0) + row.seconds
+    return passing
+
+
+def link_queue(communication: tuple[CollectiveCost, ...], *, step_seconds: float) -> Queue:
+    """What waits for the level that carries most, where a step would else be shorter than that.
+
+        T >= max over levels (sum of the seconds of the collectives that pass it)
+
+    The seconds of a collective are those of a rank that has its share of the level to itself. Of
+    two at once, from any axes, each has less, and both together take no less than one after the
+    other.
+    """
+    passing = level_seconds(communication)
+    level = max(passing, key=lambda name: passing[name], default="")
+    waiting = passing[level] - step_seconds if level else 0.0
+    if waiting <= 0:
+        return Queue(communication=communication)
+    hidden = sum(row.seconds - row.exposed_seconds for row in communication if row.level == level)
+    share = waiting / hidden
+    rows = tuple(
+        replace(
+            row, exposed_seconds=row.exposed_seconds + share * (row.seconds - row.exposed_seconds)
+        )
+        if row.level == level
+        else row
+        for row in communication
+    )
+    return Queue(level=level, seconds=waiting, communication=rows)
 
 
 def inside_seconds(communication: tuple[CollectiveCost, ...], cluster: Cluster) -> float:

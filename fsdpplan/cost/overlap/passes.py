@@ -5,6 +5,7 @@ FSDP timing: what one unit computes, copies and communicates in a micro-batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter, mul
@@ -186,6 +187,8 @@ class Moves:
     """What it copies for reductions beside that."""
     disturbing: UnitSeconds
     """Of the collectives of `total`, as much as takes its full share from kernels beside them."""
+    links: tuple[tuple[str, UnitSeconds], ...]
+    """(level of the network, the collectives of `total` that pass it)."""
 
     @property
     def first_gathers(self) -> float:
@@ -249,7 +252,28 @@ def _moves(ways: Ways, stage: Stage) -> Moves:
         ),
         copied_in=sum(number * moved.copy_in for moved, number in every if moved.reduce_scatter),
         disturbing=_sum(disturbing),
+        links=tuple(_links(case, parts, (tables, head, root))),
     )
+
+
+def _links(
+    case: Case, parts: dict[BlockUnit, tuple[_Moved, _Moved]], ends: tuple[_Moved, ...]
+) -> Iterator[tuple[str, UnitSeconds]]:
+    """Collectives of all units and the root by the level that their group spans."""
+    layout = case.layout
+    blocks = [(pair[0].seconds, unit.number) for unit, pair in parts.items()]
+    experts = [(pair[1].seconds, unit.number) for unit, pair in parts.items()]
+    shard, own = shard_group(layout), expert_shard_group(layout)
+    for group, again, of in (
+        (shard, regather_group(layout), [*((end.seconds, 1) for end in ends), *blocks]),
+        (own, own, experts),
+    ):
+        moved = _sum(of) if of else NO_SECONDS
+        scattered = UnitSeconds(gather=moved.gather, reduce_scatter=moved.reduce_scatter)
+        yield group_level(case.cluster, group), scattered
+        yield group_level(case.cluster, again), UnitSeconds(regather=moved.regather)
+        copies = group_level(case.cluster, replicate_group(layout))
+        yield copies, UnitSeconds(all_reduce=moved.all_reduce)
 
 
 def _sum(units: list[tuple[UnitSeconds, int]]) -> UnitSeconds:

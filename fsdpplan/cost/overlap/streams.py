@@ -250,11 +250,14 @@ def _to_host(
 ) -> tuple[float, float]:
     """The clocks of computation and of copies to the host after a reduction that is `done` then.
 
-    Where there is a gradient to add to, the host waits for it and starts nothing else.
+    Where there is a gradient to add to, the host waits for it and starts nothing else. What stays
+    on the device moves neither clock.
     """
     if unit.adding:
         return max(compute, done, download) + unit.adding, download
-    return compute, max(done, download) + unit.download
+    if unit.download:
+        return compute, max(done, download) + unit.download
+    return compute, download
 
 
 def finish(timeline: Timeline) -> Timeline:

@@ -38,6 +38,11 @@ from fsdpplan.cost.kernels.optimizer import (
     optimizer_seconds,
 )
 from fsdpplan.cost.kernels.rates import BlockSeconds, BlockWork, memory_bytes_per_second
+from fsdpplan.cost.model.attention_kernel import (
+    added_width,
+    documents_one_by_one,
+    masked_share,
+)
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import (
     KERNELS_PER_COLUMN,
@@ -89,6 +94,7 @@ def block_work(case: Case) -> BlockWork:
     """What one block computes for one micro-batch on one rank; of a model with experts, one that
     has them (`dense_view(model)` for one that has not)."""
     model, training, layout = case.model, case.training, case.layout
+    device = case.cluster.device
     if layout.sharding == "fsdp":
         wrapper = FSDP_UNIT_OPERATORS / layout.wrap_blocks
     elif layout.dp_replicate * layout.dp_shard > 1:
@@ -118,6 +124,9 @@ def block_work(case: Case) -> BlockWork:
         fused_kernels=traits.fused_kernels,
         joined_projections=traits.joined_projections,
         flash_attention=traits.flash_attention,
+        masks_windows=masked_share(model=model, training=training, device=device) > 0,
+        one_by_one=documents_one_by_one(model=model, training=training, device=device),
+        added_width=added_width(model) if traits.reference_decoder else 0,
         native_attention=traits.native_attention,
         dropout=traits.dropout or training.dropped.residual > 0,
         composite_norms=traits.composite_norms,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.stages import pipeline_ranks
-from fsdpplan.cost.step import step_time
+from fsdpplan.cost.step import StepTime, step_time
 from fsdpplan.cost.timeline.data_parallel import (
     fsdp_lanes,
     replica_lanes,
@@ -36,7 +36,7 @@ from fsdpplan.cost.timeline.pipeline import pipeline_lanes
 from fsdpplan.cost.traffic.data_parallel import norm_calls, scale_calls
 from fsdpplan.cost.traffic.rank import optimizer_calls
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.plan import Case, TimeBreakdown
+from fsdpplan.spec.plan import Case
 
 DETAILED_MICROBATCHES = 4
 """So many are shown kernel by kernel, and the last one; the others pass by pass."""
@@ -57,13 +57,14 @@ def step_timeline(
             "a run whose precision changes in the middle has two kinds of step: ask for one of "
             "the case's phases"
         )
-    time = step_time(case).time
+    step = step_time(case)
+    time = step.time
     stages = pipeline_ranks(model=case.model, layout=case.layout)
     rank, all_lanes = _laid_out(case, stages, detail=detail, detailed=detailed)
     for lanes, stage in zip(all_lanes, stages, strict=True):
-        _behind_passes(case, stage, lanes, time)
+        _behind_passes(case, stage, lanes, step)
     main = all_lanes[rank]
-    _own_waits(main, time)
+    _own_waits(main, step)
     computed = sum(
         one.raw_seconds + one.added_seconds for one in main.main if one.term == "compute"
     )
@@ -98,9 +99,10 @@ def _laid_out(
     return 0, [lanes(case, stages[0], detail=detail, detailed=detailed)]
 
 
-def _behind_passes(case: Case, stage: Stage, lanes: Lanes, time: TimeBreakdown) -> None:
-    """What a rank does when all passes are over: exchanges that the optimizer needs, and the
-    optimizer, with the gradient norm's collectives beside it."""
+def _behind_passes(case: Case, stage: Stage, lanes: Lanes, step: StepTime) -> None:
+    """What a rank does when all passes are over: it waits for a link that is not through yet, then
+    for exchanges that the optimizer needs, and the optimizer, with the gradient norm's collectives
+    beside it."""
     if case.layout.pp == 1:
         for sent in tp_gradient_sent(case, stage):
             lanes.insert_wait(sent, "tp")
@@ -113,8 +115,9 @@ def _behind_passes(case: Case, stage: Stage, lanes: Lanes, time: TimeBreakdown) 
             count=calls.count,
         )
         lanes.insert_wait(sent, calls.collective)
+    lanes.wait(step.queued_seconds, step.full_level, inserted=True)
     lanes.add(
-        time.optimizer_seconds,
+        step.time.optimizer_seconds,
         f"{case.training.optimizer} step",
         "optimizer",
         "optimizer",
@@ -139,13 +142,17 @@ def _step_sent(case: Case, stage: Stage) -> Iterator[Sent]:
                 yield sent_calls(calls, case.cluster, stream=calls.collective, name=name)
 
 
-def _own_waits(lanes: Lanes, time: TimeBreakdown) -> None:
+def _own_waits(lanes: Lanes, step: StepTime) -> None:
     """What a pipeline rank waits for longer than its own collectives take is another rank's, and a
-    bubble: the estimate counts it there."""
-    waits = [at for at, one in enumerate(lanes.main) if one.term == "exposed"]
+    bubble: the estimate counts it there. What waits for a full link is its own."""
+    waits = [
+        at
+        for at, one in enumerate(lanes.main)
+        if one.term == "exposed" and one.cause != step.full_level
+    ]
     exposed = sum(lanes.main[at].raw_seconds + lanes.main[at].added_seconds for at in waits)
-    others = exposed - time.exposed_communication_seconds
-    if others > 1e-12 * time.total_seconds:
+    others = exposed + step.queued_seconds - step.time.exposed_communication_seconds
+    if others > 1e-12 * step.time.total_seconds:
         relabel(lanes, others, to="bubble", cause="", candidates=reversed(waits))
 
 

@@ -94,17 +94,22 @@ def table_seconds(case: Case) -> float:
 
 
 def muon_calls(case: Case, stage: Stage) -> Iterator[Calls]:
-    """Two all-to-alls a round: each rank sends its parts of all matrices once, and results back."""
+    """Two all-to-alls a round: each rank sends its parts of all matrices once, and results back; in
+    bf16 on GPUs, elsewhere in the fp32 of the parameters."""
+    dtype = "bf16" if case.on_cuda else "fp32"
     matrices = muon_matrices(case, stage)
     for group, rounds in deal_rounds(matrices).items():
         elements = sum(one.local_elements for one in matrices if one.sharers == group)
-        yield Calls(
-            collective="all_to_all",
-            group=group,
-            dtype="bf16",
-            count=2 * rounds,
-            call_bytes=elements * DTYPE_BYTES["bf16"] // rounds,
-        )
+        call_bytes, more = divmod(elements * DTYPE_BYTES[dtype], rounds)
+        for count, size in ((rounds - more, call_bytes), (more, call_bytes + 1)):
+            if count:
+                yield Calls(
+                    collective="all_to_all",
+                    group=group,
+                    dtype=dtype,
+                    count=2 * count,
+                    call_bytes=size,
+                )
 
 
 NARROW = ("wq_a.", "wkv_a.")

@@ -9,7 +9,7 @@ from fsdpplan.cost.model.shards import Stage, rank_shard_elements
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.traffic.rank import step_calls, table_calls, table_gradient_bytes
 from fsdpplan.run.rehearse.ranks import ChosenRank, stage_of
-from fsdpplan.spec.plan import MemoryBreakdown, Plan
+from fsdpplan.spec.plan import Case, MemoryBreakdown, Plan
 from fsdpplan.units import format_gib
 
 TOLERANCE_FRACTION = 0.05
@@ -138,11 +138,12 @@ def compared_rank(
     plan: Plan, chosen: ChosenRank, report: RankReport, *, whole: Plan
 ) -> ComparedRank:
     """`report` beside what the cost model says of the same rank, as a CPU runs it: not compiled,
-    context-parallel attention by all-to-all. `plan` is what was rehearsed, `whole` what will run.
+    context-parallel attention by all-to-all. `plan` is what was rehearsed, `whole` what will run,
+    all parts of it where its precision changes.
     """
     pipeline_rank = stage_of(chosen.rank, plan.layout)
     stage = pipeline_ranks(model=plan.model, layout=plan.layout)[pipeline_rank]
-    fullest = _memory(plan, stage, pipeline_rank, compiled=False)
+    fullest = _memory(plan.case, stage, pipeline_rank, compiled=False)
     eager = fullest.peak_allocated_bytes - _padding_bytes(plan, stage, chosen.rank, fullest)
     on_host = plan.layout.offload == "cpu"
     return ComparedRank(
@@ -155,7 +156,10 @@ def compared_rank(
         peak_bytes=report.peak_bytes,
         predicted_peak_bytes=None if on_host else eager,
         peak_bytes_of=report.peak_bytes_of,
-        device_bytes=_memory(whole, stage, pipeline_rank, compiled=True).peak_device_bytes
+        device_bytes=max(
+            _memory(each, stage, pipeline_rank, compiled=True).peak_device_bytes
+            for _, each in whole.case.phases
+        )
         + (0 if on_host else max(0, report.peak_bytes - eager)),
         available_bytes=plan.cluster.device.memory_bytes,
         state_bytes=report.state_bytes,
@@ -164,10 +168,14 @@ def compared_rank(
     )
 
 
-def _memory(plan: Plan, stage: Stage, pipeline_rank: int, *, compiled: bool) -> MemoryBreakdown:
-    layout = plan.layout if compiled else replace(plan.layout, compile=False)
-    in_flight = in_flight_blocks(model=plan.model, layout=plan.layout)[pipeline_rank]
-    return stage_memory(replace(plan.case, layout=layout), stage, in_flight_blocks=in_flight)
+def _memory(case: Case, stage: Stage, pipeline_rank: int, *, compiled: bool) -> MemoryBreakdown:
+    layout = case.layout if compiled else replace(case.layout, compile=False)
+    in_flight = in_flight_blocks(model=case.model, layout=layout)[pipeline_rank]
+    case = replace(case, layout=layout)
+    if not compiled:  # the trainer takes fake tensors for those of a recent GPU's
+        device = replace(case.cluster.device, kind="cuda", vendor="nvidia", compute_capability=None)
+        case = replace(case, cluster=replace(case.cluster, device=device))
+    return stage_memory(case, stage, in_flight_blocks=in_flight)
 
 
 def _padding_bytes(plan: Plan, stage: Stage, rank: int, fullest: MemoryBreakdown) -> int:

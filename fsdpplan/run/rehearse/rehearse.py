@@ -22,7 +22,6 @@ import fsdpplan
 from fsdpplan.cost.schedule.order import microbatches_refusal
 from fsdpplan.errors import LaunchError, SpecError
 from fsdpplan.files.plans import write_plan
-from fsdpplan.run.plans import in_precision
 from fsdpplan.run.rehearse.compare import ComparedRank, RankReport, compared_rank
 from fsdpplan.run.rehearse.ranks import ChosenRank
 from fsdpplan.spec.plan import Plan
@@ -30,12 +29,6 @@ from fsdpplan.spec.training import torch_release
 
 MICRO_BATCHES = 3
 """Of gradient accumulation: first, between, last."""
-
-REHEARSED = "bf16"
-ONE_PART = (
-    "only steps in bf16 are rehearsed: those in fp8 are planned, but this CPU has no such products"
-)
-"""Of a run whose precision changes."""
 
 TIME_LIMIT_SECONDS = 1800
 """After which a rehearsal is given up; the largest plans take a minute."""
@@ -57,6 +50,8 @@ class Rehearsal:
     """Where ranks would wait for each other, in sentences."""
     differences: tuple[str, ...]
     """What a rehearsal does not do as the cluster will."""
+    not_seen: tuple[str, ...]
+    """What of the job it says nothing about."""
     torch_version: str
     """What it was rehearsed under."""
     planned_torch: str | None
@@ -109,16 +104,13 @@ def rehearse(
 ) -> Rehearsal:
     """Rehearse `ranks` of the plan, or of the model that `build` (FILE.py:FUNCTION) makes; with
     another `python`, under its torch."""
-    if plan.training.precision_switch != "none":
-        taken = in_precision(plan, REHEARSED)
-        part = rehearse(taken, ranks, build=build, whole_step=whole_step, python=python)
-        return replace(part, differences=(*part.differences, ONE_PART))
     began = time.perf_counter()
     short = plan if whole_step else shortened(plan)
     report = _report(short, [chosen.rank for chosen in ranks], build, python)
     found = {each["rank"]: each for each in report["ranks"]}
+    taken = taken_steps(short)
     compared = tuple(
-        compared_rank(short, chosen, _rank_report(found[chosen.rank]), whole=plan)
+        compared_rank(taken, chosen, _rank_report(found[chosen.rank]), whole=plan)
         for chosen in ranks
         if found[chosen.rank]["error"] is None
     )
@@ -130,11 +122,21 @@ def rehearse(
         errors=tuple(f"rank {n}: {one['error']}" for n, one in found.items() if one["error"]),
         mismatches=tuple(report["mismatches"]),
         differences=tuple(report["differences"]),
+        not_seen=tuple(report["not_seen"]),
         torch_version=report["torch_version"],
         planned_torch=plan.training.torch,
         seconds=time.perf_counter() - began,
         own_model=build is not None,
     )
+
+
+def taken_steps(plan: Plan) -> Plan:
+    """`plan` with the steps that a CPU takes in place of those in fp8, as the trainer's rehearsal
+    has them: in bf16."""
+    training = plan.training
+    if "fp8" not in (training.precision, training.later_precision):
+        return plan
+    return replace(plan, training=training.in_precision("bf16"))
 
 
 def shortened(plan: Plan) -> Plan:

@@ -22,6 +22,7 @@ from fsdpplan.cost.least import (
     least_update_seconds,
     least_way_seconds,
     message_seconds,
+    moved_seconds,
     played_seconds,
 )
 from fsdpplan.cost.model.params import kind_views
@@ -29,10 +30,15 @@ from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.cost.overlap.passes import fsdp_moves
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
-from fsdpplan.cost.schedule.stages import most_stages, pipeline_stages, stage_kinds
+from fsdpplan.cost.schedule.stages import (
+    layout_rank_stages,
+    most_stages,
+    pipeline_stages,
+    stage_kinds,
+)
 from fsdpplan.cost.step import slowest_factor
 from fsdpplan.search.bounds.room import Known, Room
-from fsdpplan.search.bounds.works import Work, Works, least_work
+from fsdpplan.search.bounds.works import Passing, Work, Works, least_passing, least_work
 from fsdpplan.search.enumerate import (
     USUAL_SCHEDULES,
     Degrees,
@@ -201,13 +207,14 @@ class Floors:
 
     def _with_moves(self, layout: Layout, passing: float) -> float:
         """With what FSDP moves where that takes longer than `passing`, and the optimizer."""
-        least = passing
+        least, links = passing, 0.0
         if layout.pp == 1 and layout.sharding == "fsdp" and least < inf:
             seldom = {"reshard_after_forward": "never", "gradient_sync": "last"}
             widest = replace(layout, wrap_blocks=self.asked.model.layers, **seldom)
             least = max(least, self._moving_seconds(widest))
+            links = self._links_seconds(widest, ("none",), self.works)
         least += (self._update_seconds(layout) + self._gradient_seconds(layout)) / layout.pp
-        return self.asked.least_factor * least
+        return self.asked.least_factor * max(least, links)
 
     def _passing(self, layout: Layout) -> float:
         """What is to be computed, with what must be recomputed; infinite where nothing fits."""
@@ -271,7 +278,34 @@ class Floors:
             least += self._beside_seconds(layout, modes, works)
         else:
             least = self._flat(layout, modes, works) + self._update_seconds(layout)
+        least = max(least, self._links_seconds(layout, modes, works))
         return self.asked.least_factor * least
+
+    def _links_seconds(
+        self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works
+    ) -> float:
+        """What passes one level of the network, one after another: inside blocks, and by FSDP
+        without a pipeline. Of the rank that has least of it."""
+        stages = stage_kinds(model=self.asked.model, layout=layout)
+        each = stages.each(
+            [
+                least_passing(works.passing(layout, mode, stage) for mode in modes)
+                for stage in stages.kinds
+            ]
+        )
+        moved: Passing = {}
+        if layout.pp == 1 and layout.sharding == "fsdp":
+            whole = whole_model(self.asked.model)
+            moved = moved_seconds(fsdp_moves(self.asked.case(layout), whole), layout)
+        number = layout.num_microbatches
+        return min(
+            max(
+                number * sum(each[at].get(level.name, 0.0) for at in held)
+                + moved.get(level.name, 0.0)
+                for level in self.asked.cluster.levels
+            )
+            for held in layout_rank_stages(layout)
+        )
 
     def _flat(
         self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works

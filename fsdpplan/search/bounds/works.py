@@ -14,7 +14,8 @@ from fsdpplan.cost.least import Pair, stage_waits
 from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.overlap.timing import block_times, ends_seconds
-from fsdpplan.cost.traffic.calls import call_seconds
+from fsdpplan.cost.traffic.block_calls import block_calls
+from fsdpplan.cost.traffic.calls import BlockCall, call_seconds, group_level, group_seconds
 from fsdpplan.cost.traffic.rank import tp_pass_calls
 from fsdpplan.search.question import Question
 from fsdpplan.search.variants import overlapped
@@ -42,9 +43,19 @@ class Work(NamedTuple):
         return Work(*(mine + times * its for mine, its in zip(self, other, strict=True)))
 
 
+Passing = dict[str, float]
+"""Seconds of what passes each level of the network, by its name."""
+
+
 def least_work(works: Iterable[Work]) -> Work:
     """No more than any of `works` in any part."""
     return Work(*map(min, zip(*works, strict=True)))
+
+
+def least_passing(all_passing: Iterable[Passing]) -> Passing:
+    """No more than any of `all_passing` over any level."""
+    first, *others = all_passing
+    return {level: min(one.get(level, 0.0) for one in (first, *others)) for level in first}
 
 
 @dataclass(slots=True)
@@ -60,6 +71,7 @@ class Works:
     of_stages: dict[tuple[object, ...], Work] = field(default_factory=dict)
     of_end_calls: dict[tuple[object, ...], float] = field(default_factory=dict)
     of_moves: dict[tuple[object, ...], Pair] = field(default_factory=dict)
+    of_links: dict[tuple[object, ...], Passing] = field(default_factory=dict)
 
     def block(self, layout: Layout, mode: ActivationCheckpointing, *, kind: int = -1) -> Work:
         """Of a block, its collectives as well hidden as can be, with buckets of FSDP as large as
@@ -138,6 +150,28 @@ class Works:
                 if blocks:
                     work = work.plus(self.block(layout, own, kind=kind), blocks)
         return work
+
+    def passing(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Passing:
+        """What the collectives inside the blocks of a stage send in a micro-batch; how well they
+        are hidden is nothing to the links."""
+        spread = (layout.tp, layout.cp, *layout.expert_ways, layout.sequence_parallel)
+        key = (*spread, layout.micro_batch, layout.cp_attention, mode, stage)
+        if key not in self.of_links:
+            views, found = kind_views(self.asked.model), Passing()
+            for kind, number, kept in self._mix(stage):
+                for blocks, of in ((number - kept, mode), (kept, "none")):
+                    own = replace(layout, activation_checkpointing=of, checkpoint_blocks="all")
+                    case = self.asked.case(own).of_blocks(views[kind])
+                    for call in block_calls(case) if blocks else ():
+                        level = group_level(self.asked.cluster, call.group)
+                        found[level] = found.get(level, 0.0) + blocks * self._sent_seconds(call)
+            self.of_links[key] = found
+        return self.of_links[key]
+
+    def _sent_seconds(self, call: BlockCall) -> float:
+        cluster, share = self.asked.cluster, call.leaving_share
+        once = group_seconds(cluster, call.group, call.collective, call.call_bytes, share)
+        return call.count * once
 
     def _mix(self, stage: Stage) -> Iterable[tuple[int, int, int]]:
         """(kind, its blocks in the stage, those that keep everything) of each kind."""

@@ -122,7 +122,8 @@ class Checkpoints:
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.under_way: Future[Saved] | None = None
         self.good_step = 0
-        """Step of the newest checkpoint of this run; where it began if it has written none."""
+        """Step of the newest checkpoint of this run of which this rank has heard; where it began if
+        it has written none. Equal on all ranks after `wait`."""
         self.owner = ""
         """What says on the disk that the folder is this run's."""
 
@@ -162,6 +163,7 @@ class Checkpoints:
                 problem = reason(next(iter(error.failures.values()))[0])
             except Exception as error:
                 problem = reason(error)
+            problem = self._first_problem(problem)
             if problem and dist.get_rank() == 0:
                 # What is left of it would take the next one's room.
                 remove(partial)
@@ -250,6 +252,10 @@ class Checkpoints:
             )
         return None, remarks
 
+    def has_any(self) -> bool:
+        """Whether the first rank sees a checkpoint; all ranks call this, before `begin`."""
+        return self._on_first_rank(lambda: bool(resumable(self.folder)))
+
     def go_back(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[Progress, list[str]]:
@@ -309,7 +315,11 @@ class Checkpoints:
             problem = damage(records, path, rank=rank, ranks=ranks)
         except Unreadable as error:
             problem = str(error)
-        problems: list[str] = [""] * ranks
+        return self._first_problem(problem)
+
+    def _first_problem(self, problem: str) -> str:
+        """The first rank's that has one, on all ranks; "" where none has."""
+        problems: list[str] = [""] * dist.get_world_size()
         dist.all_gather_object(problems, problem, group=self.group)
         return next((problem for problem in problems if problem), "")
 

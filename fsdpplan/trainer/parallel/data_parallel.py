@@ -24,6 +24,7 @@ from ..private_torch import parts_kept_on
 from ..torch_versions import take_means
 from .ddp_hooks import Reduction, power_sgd_state, reduce_in_dtype, reduce_low_rank
 from .expert_parallel import expert_placement, shard_experts
+from .gradient_sums import gradient_sums
 from .local_parameters import LocalParameters, has_distributed_parameters
 from .mesh import Meshes
 
@@ -203,7 +204,25 @@ def gradient_sync(model: nn.Module, layout: LayoutConfig, *, is_last: bool) -> I
     `is_last` says whether it is the last one before the optimizer's step. Without reduction FSDP
     still reshards after each backward, so parameters are gathered anew in every micro-batch, also
     under reshard never (torch 2.13: 4 micro-batches of a model of 33 units make 132 all-gathers).
+
+    Gradients of parameters in bf16 that add up over micro-batches do so in fp32. FSDP that reduces
+    the last micro-batch alone holds gradients in the reduce dtype until then.
     """
+    is_reduced_once = isinstance(model, FSDPModule) and layout.gradient_sync != "every"
+    if layout.num_microbatches == 1 or is_reduced_once:
+        with _reductions(model, layout, is_last=is_last):
+            yield
+        return
+    # DDP's buckets are reduced behind its parameters' hooks, and offloaded shards are copied beside
+    by_ddp = isinstance(model, DistributedDataParallel) and layout.gradient_sync != "last"
+    sums = gradient_sums(model, after_backward=by_ddp or layout.offload == "cpu")
+    with sums.micro_batch(is_last=is_last), _reductions(model, layout, is_last=is_last):
+        yield
+
+
+@contextmanager
+def _reductions(model: nn.Module, layout: LayoutConfig, *, is_last: bool) -> Iterator[None]:
+    """Let the backward pass inside reduce what the layout reduces in it."""
     if isinstance(model, DistributedDataParallel):
         if layout.gradient_sync == "last" and not is_last:
             with model.no_sync():

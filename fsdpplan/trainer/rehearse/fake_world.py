@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from ..private_torch import (
     forget_meshes,
     join_fake_group,
     own_propagation_mode,
+    replaced,
 )
 
 
@@ -123,6 +125,34 @@ def nothing_to_draw() -> Iterator[None]:
         yield
     finally:
         torch.Tensor.normal_ = original  # type: ignore[method-assign]
+
+
+LEAST_8BIT_ELEMENTS = 4096
+"""Of a tensor whose moments torchao keeps in 8 bits."""
+
+
+@contextmanager
+def updates_in_place() -> Iterator[None]:
+    """Let torchao's update of a parameter, which it compiles into kernels that write in place, do
+    nothing: beneath dispatch modes nothing is compiled, and its operators one by one would make
+    temporaries that are as large as the parameter many times over."""
+    if find_spec("torchao") is None:
+        yield
+        return
+    adam: Any = import_module("torchao.optim.adam")
+
+    def update(*_: object) -> None:
+        """Leave all as it is."""
+
+    with (
+        replaced(adam, "single_param_adam", update),
+        torch.compiler.set_stance("force_eager"),
+    ):
+        # it makes its tables when they are first asked for, and reads their values
+        whole = nn.Parameter(torch.zeros(LEAST_8BIT_ELEMENTS))
+        whole.grad = torch.zeros_like(whole)
+        adam.AdamW8bit([whole]).step()
+        yield
 
 
 data_parallel: Any = import_module("..parallel.data_parallel", __package__)

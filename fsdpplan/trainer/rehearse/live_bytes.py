@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -85,6 +86,18 @@ class LiveBytes(DispatchMode):
         out = func(*args, **(kwargs or {}))
         if ambient_fake_mode() is self._mode:
             for leaf in (out,) if isinstance(out, Tensor) else tree_iter(out):
-                if isinstance(leaf, Tensor):
-                    self._see(leaf.untyped_storage())
+                for part in parts(leaf) if isinstance(leaf, Tensor) else ():
+                    self._see(part.untyped_storage())
         return out
+
+
+def parts(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that have the memory of `tensor`: itself, or those which one that only stands for
+    others (torchao's moments in 8 bits) is made of."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    names, _ = flatten()
+    for name in names:
+        yield from parts(getattr(tensor, name))

@@ -6,7 +6,9 @@ collectives, gradients and the peak of memory are those of the cluster, in secon
 
 What differs from CUDA: tensors are CPU tensors, with the norms' saved tensors as CUDA's kernels
 keep them; blocks are not compiled; DDP's C++ reducer is stood in for (fake_ddp); attention under
-context parallelism takes the CPU's all-to-all. Kernels' workspaces and NCCL's buffers are not seen.
+context parallelism takes the CPU's all-to-all; steps in fp8 are taken in bf16, and the compiled
+update of 8-bit AdamW leaves everything as it is. What a plan's rehearsal does not see for that is
+in its report (rehearsal.not_seen).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from ..optimizer import Recipe, make_optimizer
 from ..parallel.assemble import build_parts, finish
 from ..parallel.mesh import build_meshes
 from ..parallel.tied_tables import copied_parameters
+from ..precision import precisions
 from ..private_torch import fake_tensors, stated_pipeline_shapes
+from ..spikes import SpikeGuard
 from ..step import train_step
 from ..text.data import Sequences, micro_batches
 from ..text.packing import MicroBatch
@@ -38,6 +42,7 @@ from .fake_world import (
     fake_replicas,
     fake_world,
     nothing_to_draw,
+    updates_in_place,
 )
 from .live_bytes import LiveBytes
 
@@ -108,6 +113,7 @@ def rehearse_rank(
     sequences: Sequences,
     recipe: Recipe,
     packs: bool = False,
+    on_spike: str = "none",
     stage: Stage | None = None,
 ) -> RankRehearsal:
     """Run a step of the plan, not its first, as `rank` of its world."""
@@ -117,13 +123,20 @@ def rehearse_rank(
     with fake_cluster(plan, rank, cuda_like=on_cuda):
         stage.name = "reading the data"
         batches = micro_batches(sequences, plan, first=0, rank=rank, device=CPU, packs=packs)
-        return measured(DecoderProgram(plan, batches, recipe, stage), rank, stage=stage)
+        program = DecoderProgram(plan, batches, recipe, stage, on_spike=on_spike)
+        return measured(program, rank, stage=stage)
 
 
 def on_cpu(plan: PlanConfig) -> PlanConfig:
-    """The plan for CPU devices: fake CUDA tensors need a build of torch that has CUDA."""
+    """The plan for CPU devices: fake CUDA tensors need a build of torch that has CUDA, and products
+    in fp8 a device that has them, so steps in fp8 are taken in bf16."""
     device = replace(plan.cluster.device, kind="cpu")
-    return replace(plan, cluster=replace(plan.cluster, device=device))
+    training = plan.training
+    if "fp8" in precisions(training):
+        training = replace(
+            training, precision="bf16", precision_switch="none", fp8_all_gather=False
+        )
+    return replace(plan, cluster=replace(plan.cluster, device=device), training=training)
 
 
 @contextmanager
@@ -134,6 +147,8 @@ def fake_cluster(plan: PlanConfig, rank: int, *, cuda_like: bool) -> Iterator[No
         stack.enter_context(fake_replicas())
         stack.enter_context(nothing_to_draw())
         stack.enter_context(fused_attention())
+        if plan.training.optimizer == "adamw_8bit":
+            stack.enter_context(updates_in_place())
         if plan.layout.pp > 1:
             stack.enter_context(stated_pipeline_shapes())
         if cuda_like:
@@ -146,8 +161,16 @@ class DecoderProgram:
     """The reference decoder, as `train.set_up` and `train.one_step` have it."""
 
     def __init__(
-        self, plan: PlanConfig, batches: list[MicroBatch], recipe: Recipe, stage: Stage
+        self,
+        plan: PlanConfig,
+        batches: list[MicroBatch],
+        recipe: Recipe,
+        stage: Stage,
+        *,
+        on_spike: str,
     ) -> None:
+        self.on_spike = on_spike
+        self.guard: SpikeGuard | None = None
         self.plan, self.batches, self.recipe = plan, batches, recipe
         self.first_step_differs = plan.layout.sharding == "ddp"
         stage.name = "making the process groups"
@@ -160,6 +183,9 @@ class DecoderProgram:
         self.assembled = finish(self.plan, CPU, self.meshes, self.model, self.parts, seed=0)
         optimizer = make_optimizer(self.model, self.recipe, copied_parameters(self.plan))
         self.batches = [as_fake(batch, mode) for batch in self.batches]
+        if self.on_spike != "none":
+            scales_loss = self.assembled.scaler is not None
+            self.guard = SpikeGuard(CPU, stages=self.plan.layout.pp, scales_loss=scales_loss)
         return optimizer
 
     def inputs(self) -> list[Tensor]:
@@ -174,6 +200,8 @@ class DecoderProgram:
             self.plan,
             clip_norm=recipe.clip_norm,
             expert_bias_rate=recipe.expert_bias_rate,
+            guard=self.guard,
+            skips_spikes=self.on_spike == "skip",
         )
 
     def save(self, optimizer: torch.optim.Optimizer) -> None:

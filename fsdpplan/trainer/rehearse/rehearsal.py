@@ -21,7 +21,8 @@ from ..config import PlanConfig
 from ..errors import TrainerError
 from ..options import Options
 from ..parallel.mesh import place
-from ..text.data import open_data
+from ..precision import precisions
+from ..train import what_to_train_on
 from .counting import Call
 from .mismatch import GroupCalls, mismatches
 from .rank import RankRehearsal, Stage, rehearse_rank
@@ -34,13 +35,30 @@ MODE = "__torch_dispatch__"
 MOST_PROCESSES = 2
 """Ranks that are rehearsed at once: each takes up to 1 GB of memory."""
 
-DIFFERENCES = (
-    "tensors are CPU tensors, which keep for backward what CUDA's kernels do; their workspaces, "
-    "NCCL's buffers and fragmentation are not seen",
-)
+CUDA = "tensors are CPU tensors, which keep for backward what CUDA's kernels do"
 COMPILED = "blocks are not compiled, so they keep more for backward than compiled ones"
 RING = "attention exchanges heads (all-to-all), where CUDA passes keys and values around a ring"
 REDUCER = "DDP's C++ reducer is stood in for by its buckets and their reductions"
+
+OUTSIDE = "workspaces of CUDA's kernels, NCCL's buffers, fragmentation, and speed"
+FP8 = "steps in fp8, their casts and scales: a CPU has no such products, and steps are in bf16"
+FP8_GATHERS = "gathers of weights in fp8, and the all-reduce of their scales"
+UPDATE_8BIT = (
+    "the update of 8-bit AdamW, which is compiled: its state is made, its arithmetic is not run"
+)
+HOST = "copies between device and host, and what they keep on the device meanwhile"
+CHUNKS = "chunks in which async TP runs collectives beside products"
+
+
+OUTSIDE_OF_STEPS = {
+    "eval_data": "the evaluation on held-out data",
+    "init_from": "the reading of published weights",
+    "export_hf": "the export of the trained model",
+    "checkpoint_dir": "the writing and reading of checkpoints, beyond the state that they hold",
+    "profile": "the profile",
+    "memory_snapshot": "the record of allocations",
+}
+"""What these options of the trainer do between steps."""
 
 
 class RehearsalFailed(TrainerError):
@@ -51,7 +69,7 @@ class RehearsalFailed(TrainerError):
 
 def rehearse_ranks(plan: PlanConfig, options: Options) -> None:
     """Rehearse the ranks that the options name, report, raise if one failed."""
-    report = _report_of_build(plan, options) if options.build else _report_of_plan(plan, options)
+    report = _report_of_build(plan, options) if options.build else report_of_plan(plan, options)
     if options.report is None:
         print(json.dumps(report, indent=1))
     else:
@@ -67,16 +85,29 @@ def _report_of_build(plan: PlanConfig, options: Options) -> Document:
     return rehearse_model(load_build(options.build), plan, ranks=options.rehearse)
 
 
-def _report_of_plan(plan: PlanConfig, options: Options) -> Document:
-    sequences = open_data(plan, options.data, seed=options.seed, tokenizer=options.tokenizer)
-    recipe = options.recipe(plan)
+def report_of_plan(plan: PlanConfig, options: Options) -> Document:
+    sequences = what_to_train_on(plan, options)
+    # one kernel: lists of operators, and loops, read the number of the step
+    recipe = replace(options.recipe(plan), adamw="fused")
 
     def one(rank: int, stage: Stage) -> RankRehearsal:
         return rehearse_rank(
-            plan, rank, sequences=sequences, recipe=recipe, packs=options.pack, stage=stage
+            plan,
+            rank,
+            sequences=sequences,
+            recipe=recipe,
+            packs=options.pack,
+            on_spike=options.on_spike,
+            stage=stage,
         )
 
-    return rehearsed(plan, options.rehearse, one)
+    report = rehearsed(plan, options.rehearse, one)
+    if options.adamw != "fused":
+        report["not_seen"].append(f"what --adamw {options.adamw} needs beside one kernel")
+    report["not_seen"] += [
+        words for name, words in OUTSIDE_OF_STEPS.items() if getattr(options, name)
+    ]
+    return report
 
 
 def rehearsed(
@@ -94,25 +125,40 @@ def rehearsed(
         "world": plan.layout.world,
         "torch_version": torch.__version__,
         "differences": differences(plan),
+        "not_seen": not_seen(plan),
         "mismatches": mismatches(plan.layout, calls_of),
         "ranks": [_in_short(each) for each in found],
     }
 
 
 def differences(plan: PlanConfig) -> list[str]:
-    """What a rehearsal of `plan` does not do as its devices will, in sentences."""
-    layout, switch = plan.layout, plan.training.precision_switch
-    if switch != "none":
-        before = differences(
-            replace(plan, training=replace(plan.training, precision_switch="none"))
-        )
-        return [*before, f"only steps in {plan.training.precision} are taken, none behind {switch}"]
-    if plan.cluster.device.kind != "cuda":
-        return [REDUCER] if layout.sharding == "ddp" else []
-    said = list(DIFFERENCES)
-    said += [COMPILED] if layout.compile else []
-    said += [RING] if layout.cp > 1 else []
-    return said + ([REDUCER] if layout.sharding == "ddp" and layout.pp == 1 else [])
+    """What a rehearsal of `plan` does in another way than its devices will, in sentences."""
+    layout = plan.layout
+    on_cuda = plan.cluster.device.kind == "cuda"
+    has_reducer = layout.sharding == "ddp" and layout.pp == 1 and layout.dp_replicate > 1
+    said = {
+        CUDA: on_cuda,
+        COMPILED: on_cuda and layout.compile,
+        RING: on_cuda and layout.cp > 1 and not plan.trades_heads,
+        REDUCER: has_reducer,
+    }
+    return [sentence for sentence, holds in said.items() if holds]
+
+
+def not_seen(plan: PlanConfig) -> list[str]:
+    """What of a job of `plan` its rehearsal says nothing about."""
+    training, layout = plan.training, plan.layout
+    on_cuda = plan.cluster.device.kind == "cuda"
+    has_fp8 = "fp8" in precisions(training)
+    said = {
+        FP8: has_fp8,
+        FP8_GATHERS: has_fp8 and training.fp8_all_gather,
+        UPDATE_8BIT: training.optimizer == "adamw_8bit",
+        HOST: on_cuda and layout.offload == "cpu",
+        CHUNKS: on_cuda and layout.async_tp,
+        OUTSIDE: on_cuda,
+    }
+    return [words for words, holds in said.items() if holds]
 
 
 def failures(report: Document) -> list[str]:

@@ -48,6 +48,7 @@ GOOD = Rehearsal(
     errors=(),
     mismatches=(),
     differences=("nothing is compiled",),
+    not_seen=("speed",),
     torch_version="2.13.0",
     planned_torch="2.13",
     seconds=3.0,

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from random import Random
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -14,13 +15,20 @@ from hypothesis import strategies as st
 from fsdpplan.cost.kernels.attention import (
     attention_backward_seconds,
     attention_forward_seconds,
+    masked_tiles,
     mean_tiles,
     scores,
     sequence_tiles,
 )
 from fsdpplan.cost.kernels.rates import BlockWork
 from fsdpplan.cost.model.params import attention_forward_flops_per_token
+from fsdpplan.cost.overlap.timing import block_work
 from fsdpplan.files.catalogue import load_model
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case
+from fsdpplan.spec.training import Dropout, Training
 from tests.cost.works import A100, H100, work, works
 
 
@@ -183,3 +191,74 @@ def test_without_fusion_the_mask_saves_nothing_and_dropout_costs() -> None:
     assert forward == sorted(forward)
     assert forward[1] > 2 * forward[0]
     assert attention_forward_seconds(eager, A100) > forward[1]
+
+
+WINDOW = 1024
+"""Of a sequence of 16 times as many tokens."""
+PLAIN = Training(seq_len=16 * WINDOW, global_batch=8)
+WITHOUT_A_KERNEL = {
+    "sinks": {"attention_sinks": True},
+    "fp32": {"precision": "fp32"},
+    "dropout": {"dropout": Dropout(attention=0.1)},
+    "torch 2.9": {"torch": "2.9"},
+    "before Ampere": {"profile": "dgx-2", "precision": "fp16"},
+    "AMD": {"profile": "azure-nd-mi300x-v5"},
+    "CPU": {"profile": "cpu"},
+}
+
+
+def windowed_block(
+    window: int = WINDOW, profile: str = "dgx-h100", attention_sinks: bool = False, **changes: Any
+) -> tuple[BlockWork, Device]:
+    """A block of a model of which all look back as far."""
+    model = replace(
+        load_model("llama-3.1-8b"),
+        sliding_window=window,
+        full_attention_every=10**6,
+        attention_sinks=attention_sinks,
+    )
+    cluster = load_cluster(profile, gpus=1 if profile == "cpu" else 8).cluster
+    layout = Layout(dp_shard=cluster.gpus)
+    training = replace(PLAIN, **changes)
+    case = Case(model=model, cluster=cluster, training=training, layout=layout)
+    return block_work(case), cluster.device
+
+
+def both_seconds(block: tuple[BlockWork, Device]) -> float:
+    """Forward and backward."""
+    return attention_forward_seconds(*block) + attention_backward_seconds(*block)
+
+
+@pytest.mark.parametrize("why", WITHOUT_A_KERNEL)
+def test_under_a_mask_the_whole_square_is_priced(why: str) -> None:
+    """More than the half that is computed without a window, whatever the window."""
+    given: dict[str, Any] = WITHOUT_A_KERNEL[why]
+    masked = both_seconds(windowed_block(**given))
+    causal = both_seconds(windowed_block(window=0, **given))
+    assert masked > 1.5 * causal
+    assert masked == pytest.approx(both_seconds(windowed_block(window=WINDOW // 8, **given)))
+
+
+def test_a_kernel_of_windows_computes_their_tiles_alone() -> None:
+    windowed, causal = both_seconds(windowed_block()), both_seconds(windowed_block(window=0))
+    assert windowed < causal / 4
+    assert both_seconds(windowed_block(window=WINDOW // 2)) < windowed
+    assert both_seconds(windowed_block(torch="2.12")) == windowed
+
+
+def test_other_software_has_its_own_kernels() -> None:
+    megatron = windowed_block(runtime="megatron", attention_sinks=True)
+    assert not megatron[0].masks_windows
+    assert not megatron[0].added_width
+
+
+def test_documents_one_by_one_meet_two_windows_of_keys() -> None:
+    """4 tiles a window: 1, 2, 3, 4 of the first piece, then 8 for each row of a piece."""
+    of = {"seq_len": 16 * 128, "window": 4 * 128, "one_by_one": True}
+    assert masked_tiles(**of).all == pytest.approx(1 + 2 + 3 + 4 + 12 * 8)
+    assert masked_tiles(**of | {"one_by_one": False}).all == 16 * 16
+    short = masked_tiles(**of, document_tokens=128.0)
+    assert short.all < masked_tiles(**of).all / 2
+    whole = windowed_block(precision="fp32")
+    packed = replace(whole[0], one_by_one=True, document_tokens=4096.0), whole[1]
+    assert both_seconds(packed) < both_seconds(whole) / 2
