@@ -62,7 +62,7 @@ MISSES = [
 def test_a_remedy_is_a_plan_that_can_be_made(
     given: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = list(words(given))
+    asked = list(words(f"{given} --offload none"))
     assert exit_code_of(["recommend", *asked, "--no-ledger"]) == 3
     message = capsys.readouterr().err.partition(" (searched:")[0].strip()
     remedy = message.rpartition("; ")[2]

@@ -85,10 +85,6 @@ MISSES = {
         question("llama-3.1-70b", 64, tp=1, pp=1, reshard_after_forward="never"),
         "--reshard-after-forward always",
     ),
-    "long sequences": (
-        question("llama-3.1-8b", 8, "dgx-a100-40g-hdr", tp=1, pp=1, offload="none", seq_len=262144),
-        "leave out --offload",
-    ),
 }
 
 
