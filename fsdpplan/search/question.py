@@ -154,8 +154,6 @@ class NearestMiss:
     """Device memory it needs, head-room not included."""
     available_bytes: int
     """The highest peak that is planned with, by head-room and chance to fit."""
-    remedy: str
-    """The cheapest change that would make a layout fit, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

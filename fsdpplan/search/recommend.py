@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from fsdpplan.cost.band import difference_fraction
+from fsdpplan.cost.memory.peak import available_bytes, rank_memory
 from fsdpplan.cost.step import estimate
 from fsdpplan.search.advice.reasons import Reasons
-from fsdpplan.search.advice.remedies import nearest_miss
 from fsdpplan.search.bounds.fitting import Tally
 from fsdpplan.search.bounds.pricing import is_data_parallel, priced, usual
 from fsdpplan.search.order import Difference, Entry, in_order, listed, seconds
@@ -169,7 +169,12 @@ def _miss(asked: Question, tally: Tally) -> NearestMiss | None:
     layout = tally.closest(asked)
     if layout is None:
         return None
-    return nearest_miss(asked.case(layout), pins=asked.pins)
+    cluster, training = asked.cluster, asked.training
+    return NearestMiss(
+        layout=layout,
+        needed_bytes=rank_memory(asked.case(layout)).peak_device_bytes,
+        available_bytes=available_bytes(cluster=cluster, training=training),
+    )
 
 
 def without_excluded(plan: Plan, excluded: Collection[str]) -> Plan:

@@ -84,4 +84,7 @@ def remedy_words(inputs: Inputs, closest: Layout | None) -> str:
     # What fits does not hang on what runs say of times.
     question = replace(question_of(inputs), learner=None)
     found = remedy(Asked(question=question, larger=inputs.larger), closest)
-    return found or "GPUs with more memory are needed: more of these do not help"
+    return found or (
+        "nothing that was tried fits, neither other policies, recipes and shorter sequences nor "
+        "more of these GPUs: use GPUs with more memory, or a smaller --model"
+    )

@@ -1,9 +1,6 @@
 """Remedies: what to change where nothing can be planned, each one tried before it is said.
 
-A remedy is a question that was searched until a layout was found that is legal and fits. The
-cheapest come first: policies, then the training, then the batch and pins, then more GPUs.
-
-Remedy: when nothing fits, the nearest miss and the cheapest change that would make it fit.
+A remedy is a question that was searched until a layout was found that is legal and fits.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.errors import SpecError
 from fsdpplan.search.defaults import legal_global_batch
 from fsdpplan.search.pins import Pins, default_global_batch, pin_flag
-from fsdpplan.search.question import NearestMiss, Question
+from fsdpplan.search.question import Question
 from fsdpplan.search.rules.legality import legal_layout_problem, question_problem
 from fsdpplan.search.space import Space
 from fsdpplan.spec.cluster import Cluster
@@ -27,9 +24,6 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
-
-_MOST_GPUS = 16_384
-"""Largest number of GPUs that is tried."""
 
 LEAST_HEADROOM, LEAST_CHANCE = 0.02, 0.7
 """What is still said to who has no other way: past either, a run is a matter of luck."""
@@ -45,51 +39,14 @@ class Change:
     layout: Layout
 
 
-def nearest_miss(case: Case, *, pins: Pins) -> NearestMiss:
-    """The closest layout with what it needs and the cheapest change that would make it fit."""
-    cluster, training, layout = case.cluster, case.training, case.layout
-    as_asked = Change(words="", cluster=cluster, training=training, layout=layout)
-    return NearestMiss(
-        layout=layout,
-        needed_bytes=rank_memory(case).peak_device_bytes,
-        available_bytes=available_bytes(cluster=cluster, training=training),
-        remedy=_remedy(case.model, as_asked, pins),
-    )
-
-
 def changes(model: Model, asked: Change) -> Iterator[Change]:
-    """Changes on the same GPUs after which the closest layout fits, cheapest first."""
-    return (change for change in _changes(asked) if _fits(model, change))
+    """Other policies on the same GPUs after which the closest layout fits, cheapest first."""
+    return (change for change in _policies(asked) if _fits(model, change))
 
 
-def offloaded(model: Model, asked: Change) -> Iterator[Change]:
-    """The same with shards and optimizer on the host."""
-    return (change for change in _offloaded(asked) if _fits(model, change))
-
-
-def _remedy(model: Model, asked: Change, pins: Pins) -> str:
-    """The first change, cheapest first, after which the closest layout fits; the host's memory is
-    the last resort, and named beside more GPUs."""
-    for change in _changes(asked):
-        if _fits(model, change):
-            return change.words + _said_without_pins(change, pins)
-    last = [c.words + _said_without_pins(c, pins) for c in _offloaded(asked) if _fits(model, c)][:1]
-    for change in _changes_to_more_gpus(asked):
-        if _fits(model, change):
-            words = change.words + _said_without_pins(change, pins)
-            return "; or, much slower, ".join((words, *last))
-    return last[0] if last else "use GPUs with more memory: more of these do not help"
-
-
-def _offloaded(asked: Change) -> Iterator[Change]:
-    """Shards and optimizer on the host, the rest as lean as can be."""
-    if asked.cluster.device.kind == "cpu" or asked.layout.data_parallel * asked.layout.cp == 1:
-        return
-    for tp in dict.fromkeys((1, asked.layout.tp)):
-        words = "keep shards and optimizer on the host: --offload cpu"
-        change = _sharded_over_all(replace(asked, words=words), tp=tp)
-        if change.training == asked.training:
-            yield replace(change, layout=replace(change.layout, offload="cpu"))
+def shorter(model: Model, asked: Change) -> Iterator[Change]:
+    """Less of the training, or less room left, after which it fits."""
+    return (change for change in _less_asked(asked) if _fits(model, change))
 
 
 def _fits(model: Model, change: Change) -> bool:
@@ -98,24 +55,21 @@ def _fits(model: Model, change: Change) -> bool:
     return legal_layout_problem(case) is None and rank_memory(case).peak_device_bytes <= available
 
 
-def _said_without_pins(change: Change, pins: Pins) -> str:
-    """The flags that stand in the way of the change and have to go."""
-    flags = [
-        pin_flag(name)
-        for name, value in pins.given().items()
-        if getattr(change.layout, name) != value
-    ]
-    kept = [flag for flag in flags if flag not in change.words]
-    return f", without {' '.join(kept)}" if kept else ""
+def _full(layout: Layout) -> Layout:
+    return replace(layout, activation_checkpointing="full", checkpoint_blocks="all")
 
 
-def _changes(asked: Change) -> Iterator[Change]:
-    """Changes of policies, then of the training, on the same GPUs."""
-    layout, training = asked.layout, asked.training
-    full = replace(layout, activation_checkpointing="full", checkpoint_blocks="all")
-    yield replace(asked, words="use --activation-checkpointing full", layout=full)
+def _single(layout: Layout) -> Layout:
+    """With all recomputed, and one sequence at a time."""
     whole = layout.micro_batch * layout.num_microbatches
-    single = replace(full, micro_batch=1, num_microbatches=whole)
+    return replace(_full(layout), micro_batch=1, num_microbatches=whole)
+
+
+def _policies(asked: Change) -> Iterator[Change]:
+    """Policies that cost time and change nothing of what is trained."""
+    layout = asked.layout
+    full, single = _full(layout), _single(layout)
+    yield replace(asked, words="use --activation-checkpointing full", layout=full)
     words = "use --micro-batch 1 with --activation-checkpointing full"
     yield replace(asked, words=words, layout=single)
     if layout.pp == 1:
@@ -123,11 +77,16 @@ def _changes(asked: Change) -> Iterator[Change]:
             synced = replace(single, gradient_sync=sync)
             yield replace(asked, words=f"use --gradient-sync {sync}", layout=synced)
         yield from _sharding_changes(replace(asked, layout=single))
+
+
+def _less_asked(asked: Change) -> Iterator[Change]:
+    """Shorter sequences, then less room."""
+    training, single = asked.training, _single(asked.layout)
     seq_len = training.seq_len
     while seq_len > 512:
         seq_len //= 2
-        shorter = replace(training, seq_len=seq_len)
-        yield replace(asked, words=f"use --seq-len {seq_len}", training=shorter, layout=single)
+        halved = replace(training, seq_len=seq_len)
+        yield replace(asked, words=f"use --seq-len {seq_len}", training=halved, layout=single)
     yield from _less_room(replace(asked, layout=single))
 
 
@@ -160,24 +119,6 @@ def _sharding_changes(asked: Change) -> Iterator[Change]:
         yield replace(asked, words=f"shard over all ranks: --dp-shard {ranks}", layout=flat)
 
 
-def _changes_to_more_gpus(asked: Change) -> Iterator[Change]:
-    """More GPUs, twice as many each time: sharding over all of them, also with TP inside."""
-    for gpus in _gpu_counts(asked.cluster):
-        cluster = with_gpus(asked.cluster, gpus)
-        words = f"use --gpus {gpus}, or GPUs with more memory"
-        for tp in dict.fromkeys((1, asked.layout.tp, 8)):
-            if gpus % tp == 0:
-                yield _sharded_over_all(replace(asked, words=words, cluster=cluster), tp=tp)
-
-
-def _gpu_counts(cluster: Cluster) -> Iterator[int]:
-    """Numbers of GPUs that fill nodes: twice as many nodes, or powers of two beyond one node."""
-    gpus = 2 * cluster.gpus if cluster.nodes > 1 else 2 ** cluster.gpus.bit_length()
-    while gpus <= _MOST_GPUS:
-        yield gpus
-        gpus *= 2
-
-
 def with_gpus(cluster: Cluster, gpus: int) -> Cluster:
     """The same devices, more of them; only memory and legality are asked of it."""
     *inner, outer = cluster.levels
@@ -190,31 +131,21 @@ def with_gpus(cluster: Cluster, gpus: int) -> Cluster:
     )
 
 
-def _sharded_over_all(asked: Change, *, tp: int) -> Change:
-    """FSDP over all ranks but the tensor-parallel ones, with all that saves memory.
-
-    The global batch grows where the ranks do not divide it.
-    """
-    ranks = asked.cluster.gpus // tp
-    training, words = asked.training, asked.words
-    if training.global_batch % ranks:
-        batch = -(-training.global_batch // ranks) * ranks
-        training = replace(training, global_batch=batch)
-        words = words.replace(", or", f" with --global-batch {batch}, or")
-    layout = Layout(
-        dp_shard=ranks,
-        tp=tp,
-        sharding="fsdp",
-        reshard_after_forward="always",
-        gradient_sync="every",
-        micro_batch=1,
-        num_microbatches=training.global_batch // ranks,
-        activation_checkpointing="full",
-        sequence_parallel=tp > 1,
-        loss_parallel=tp > 1,
-        compile=asked.layout.compile,
-    )
-    return replace(asked, words=words, training=training, layout=layout)
+def recipes(training: Training) -> Iterator[tuple[str, Training]]:
+    """(what to type, the training after it): formats and optimizers that need less memory, those
+    that change least first."""
+    if training.precision == "fp8" and not training.fp8_all_gather:
+        yield "--fp8-all-gather", replace(training, fp8_all_gather=True)
+    if training.optimizer != "adamw":
+        return
+    eight_bit = replace(training, optimizer="adamw_8bit")
+    yield "--optimizer adamw_8bit", eight_bit
+    if training.param_dtype == "fp32" and training.precision == "bf16":
+        yield "--param-dtype bf16", replace(training, param_dtype="bf16")
+        yield (
+            "--optimizer adamw_8bit --param-dtype bf16",
+            replace(eight_bit, param_dtype="bf16"),
+        )
 
 
 LEAST_BYTES_A_PARAMETER = 8
@@ -257,15 +188,19 @@ def first_fit(asked: Question) -> Layout | None:
 
 def remedy(asked: Asked, closest: Layout | None) -> str | None:
     """The cheapest change that was found to work, as what to type; None where none was found.
-    `closest`: the layout that comes nearest to fitting, where any is legal."""
-    here = _tried(asked, changes, closest) if closest else _batches(asked)
-    found = next(here, None) or next(_without_pins(asked), None)
-    if found is not None:
-        return found
-    more = next(_more_gpus(asked), None)
-    host = next(_tried(asked, offloaded, closest), None) if closest else None
-    said = [words for words in (more, host) if words is not None]
-    return "; or, much slower, ".join(said) if said else None
+    `closest`: the layout that comes nearest to fitting, where any is legal.
+
+    What costs only time comes first, then what was pinned, then the recipe, then what is asked for,
+    and GPUs that nobody has last.
+    """
+    on_these = (
+        *((_tried(asked, changes, closest),) if closest else (_batches(asked),)),
+        _without_pins(asked),
+        _other_recipes(asked),
+        *((_tried(asked, shorter, closest),) if closest else ()),
+        _more_gpus(asked),
+    )
+    return next((words for found in on_these for words in found), None)
 
 
 Changes = Callable[[Model, Change], Iterator[Change]]
@@ -297,6 +232,17 @@ def _pins_of(change: Change, pins: Pins) -> tuple[Pins, list[str]]:
     }
     dropped = [pin_flag(name) for name in pins.given() if name not in kept and name not in typed]
     return Pins(**{**kept, **typed}), dropped
+
+
+def _other_recipes(asked: Asked) -> Iterator[str]:
+    """Recipes with which a layout was found, under the pins and then without."""
+    question = asked.question
+    for words, training in recipes(question.training):
+        for pins in dict.fromkeys((question.pins, Pins())):
+            other = replace(question, training=training, pins=pins)
+            if first_fit(other) is not None:
+                dropped = "" if pins == question.pins else _all_flags(question.pins)
+                yield f"use {words}{dropped}"
 
 
 def _batches(asked: Asked) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,11 +23,21 @@ def typed(given: list[str], remedy: str) -> list[str]:
     told, _, dropped = remedy.partition(", without ")
     if told.startswith("leave out "):
         told, dropped = "", told.removeprefix("leave out ")
-    options = dict(zip(given[::2], given[1::2], strict=True))
+    options = _options(given)
     for flag in shlex.split(dropped):
         options.pop(flag)
-    options |= dict(re.findall(r"(--[a-z-]+) ([^ ;,]+)", told))
-    return [word for pair in options.items() for word in pair]
+    said = shlex.split(told.split(" (")[0].replace(",", " ").replace(":", " "))
+    options |= _options(said[next((i for i, w in enumerate(said) if w.startswith("--")), 0) :])
+    return [word for flag, value in options.items() for word in (flag, value) if word is not None]
+
+
+def _options(given: list[str]) -> dict[str, str | None]:
+    """Flag -> its value; None: it takes none."""
+    found: dict[str, str | None] = {}
+    for word, after in pairwise([*given, ""]):
+        if word.startswith("--"):
+            found[word] = None if after.startswith("--") or not after else after
+    return found
 
 
 MISSES = [
@@ -52,12 +62,45 @@ MISSES = [
 def test_a_remedy_is_a_plan_that_can_be_made(
     given: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = list(words(given))
+    asked = list(words(f"{given} --offload none"))
     assert exit_code_of(["recommend", *asked, "--no-ledger"]) == 3
     message = capsys.readouterr().err.partition(" (searched:")[0].strip()
-    first, *slower = message.split("; or, much slower, ")
-    for remedy in (first.rpartition("; ")[2], *slower):
-        assert exit_code_of(["recommend", *typed(asked, remedy), "--no-ledger"]) == 0, remedy
+    remedy = message.rpartition("; ")[2]
+    assert exit_code_of(["recommend", *typed(asked, remedy), "--no-ledger"]) == 0, remedy
+
+
+MODELS = ("qwen3-8b", "qwen3-14b", "llama-3.1-70b", "mixtral-8x7b", "gpt-oss-120b")
+MACHINES = ("pcie-8xrtx4090", "gcp-g2-standard-96", "dgx-a100-40g-hdr", "dgx-h100")
+PINNED = (
+    "",
+    "--optimizer muon",
+    "--offload none",
+    "--precision fp8 --offload none",
+    "--tp 4 --offload none",
+    "--sharding ddp",
+    "--seq-len 64k --offload none",
+    "--micro-batch 16 --tp 1 --pp 1 --cp 1",
+)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("pinned", PINNED)
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("model", MODELS)
+def test_no_remedy_leads_to_another_refusal(
+    model: str, machine: str, gpus: int, pinned: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = f"--model {model} --hardware {machine} --gpus {gpus} {pinned}"
+    asked = list(words(given))
+    if exit_code_of(["recommend", *asked, "--no-ledger", "--no-save"]) != 3:
+        return  # it fits, or cannot be asked on that device
+    message = capsys.readouterr().err.partition(" (searched:")[0].strip()
+    remedy = message.rpartition("; ")[2]
+    if "nothing that was tried fits" in message:
+        return
+    then = typed(asked, remedy)
+    assert exit_code_of(["recommend", *then, "--no-ledger", "--no-save"]) == 0, remedy
 
 
 @pytest.mark.parametrize(
