@@ -143,6 +143,8 @@ $(VENV)/.runtime: $(VENV)/.torch
 $(VENV)/.dev: $(VENV)/.torch
 	$(INSTALL) --editable '.[dev]'
 	@$(BIN)/python -c 'import fsdpplan.trainer.train'  # compiled once, not by each worker
+	@# what its source would warn of is an error in the tests
+	@$(BIN)/python -W ignore -m compileall -qq $(VENV)/lib/python*/site-packages/torchao
 	@touch $(VENV)/.runtime $@
 
 $(VENV)/.docs: $(VENV)/.runtime
