@@ -35,7 +35,7 @@ def test_a_bare_list_of_events_is_a_trace_too(tmp_path: Path) -> None:
     ("content", "why"),
     [
         (json.dumps({"traceEvents": [EVENT]}).encode()[:-9], "no whole JSON document"),
-        (gzip.compress(b'{"traceEvents": []}' * 99)[:-20], "ends within its compressed data"),
+        (gzip.compress(b'{"traceEvents": []}' * 99, mtime=0)[:-20], "ends within its compressed data"),
         (b'{"spans": []}', "no list traceEvents"),
         (b"[]", "without events"),
         (b"\xff\xfe\x00", "no whole JSON document"),
@@ -61,7 +61,7 @@ def test_what_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(b" " * 100_000 + b'{"traceEvents": []}'))
+    path.write_bytes(gzip.compress(b" " * 100_000 + b'{"traceEvents": []}', mtime=0))
     monkeypatch.setattr("fsdpplan.files.traces.LIMIT_BYTES", 10_000)
     with pytest.raises(
         SpecError, match=r"larger than 10.0 kB when it is unpacked: give one of fewer"
