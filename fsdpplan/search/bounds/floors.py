@@ -365,9 +365,8 @@ class Floors:
 
     def _rank_update_seconds(self, layout: Layout) -> float:
         ways = (layout.tp, *layout.expert_ways, layout.pp, layout.sharding, layout.dp_replicate)
-        ways = (*ways, layout.offload)
         order = (layout.schedule, layout.virtual_stages, layout.stage_blocks, layout.gradient_sync)
-        key = (*ways, layout.shard_ranks, *order, layout.num_microbatches)
+        key = (*ways, layout.offload, layout.shard_ranks, *order, layout.num_microbatches)
         if key not in self.updates:
             self.updates[key] = least_update_seconds(self.asked.case(layout))
         return self.updates[key]

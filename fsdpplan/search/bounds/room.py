@@ -263,8 +263,7 @@ class Room:
         once = layout.num_microbatches == 1
         ways = (layout.tp, *layout.expert_ways, layout.shard_ranks, layout.sharding, layout.pp > 1)
         more = (layout.reshard_after_forward, layout.gradient_sync, layout.data_parallel > 1)
-        more = (*more, layout.offload)
-        key = (*ways, *more, once, stage, keeps, is_settled)
+        key = (*ways, *more, layout.offload, once, stage, keeps, is_settled)
         if key not in self.held:
             self.held[key] = self._new_held(layout, stage, keeps=keeps, is_settled=is_settled)
         return self.held[key]
