@@ -252,4 +252,4 @@ def _scontrol(cluster: SlurmCluster, *words: str, must: bool = True) -> None:
 def _ip(*words: str, check: bool = True) -> None:
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     environment = inherited() | {"PATH": path}
-    subprocess.run(["ip", *words], env=environment, check=check, capture_output=True, timeout=60)
+    subprocess.run(["ip", *words], env=environment, check=check, capture_output=True, timeout=200)

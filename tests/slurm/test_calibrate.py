@@ -22,7 +22,7 @@ MEASURE = f"""
     os.environ["PYTHONPATH"] = {str(ROOT)!r}
     from pathlib import Path
     from fsdpplan.run.calibrate.measure import Ranks, Settings, measure
-    settings = Settings(device="cpu", seconds=10, largest_bytes=2**20)
+    settings = Settings(device="cpu", seconds=30, largest_bytes=2**20)
     measure(settings, ranks=Ranks(device="cpu", processes=2, nodes=2), out=Path(sys.argv[1]))
 """
 
@@ -35,7 +35,7 @@ def test_all_nodes_of_an_allocation_are_measured_together(
     done = slurm.run(
         *("salloc", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", *program),
         cwd=tmp_path,
-        seconds=150,
+        seconds=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     machine, *rows = read_measurements(log)

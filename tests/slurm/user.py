@@ -102,7 +102,7 @@ class User:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
             check=False,
         )
 

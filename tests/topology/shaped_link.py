@@ -84,5 +84,5 @@ def shaped_link(rate: str) -> Iterator[tuple[Node, Node]]:
 def _run(*words: str) -> None:
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     subprocess.run(
-        words, check=True, capture_output=True, timeout=30, env={**os.environ, "PATH": path}
+        words, check=True, capture_output=True, timeout=200, env={**os.environ, "PATH": path}
     )

@@ -165,7 +165,8 @@ def test_a_plan_for_another_software_is_saved_for_a_program_of_ones_own(
 def test_nothing_fits_says_by_how_much_and_what_would_help(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code = exit_code_of(words("recommend --params 70e9 --gpus 8 --hardware dgx-h100"))
+    given = "recommend --params 70e9 --gpus 8 --hardware dgx-h100 --offload none"
+    code = exit_code_of(words(given))
     out, err = capsys.readouterr()
     assert code == 3
     assert out == ""
@@ -176,7 +177,7 @@ def test_nothing_fits_says_by_how_much_and_what_would_help(
 def test_json_says_what_was_rejected_when_nothing_fits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = words("recommend --params 70e9 --gpus 8 --hardware dgx-h100 --json")
+    given = words("recommend --params 70e9 --gpus 8 --hardware dgx-h100 --json --offload none")
     assert exit_code_of(given) == 3
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["kind"] == "NoFeasibleLayout"
@@ -266,13 +267,14 @@ def test_the_fastest_is_on_the_screen_and_in_the_json_with_the_figures_said_of_i
     assert float(shown[1]) * unit_seconds == pytest.approx(min(steps), rel=0.005)
 
 
-def test_nothing_fits_and_the_host_is_the_last_resort(
+def test_what_fits_on_the_host_alone_is_planned_there_as_far_as_that_holds_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = words("recommend --params 70e9 --gpus 8 --hardware dgx-h100")
-    assert exit_code_of(given) == 3
+    out, _ = ask(capsys, *given)
+    assert "of host memory each" in " ".join(out.split())
+    assert exit_code_of([*given, "--host-memory", "512GiB"]) == 3
+    assert exit_code_of([*given, "--offload", "none"]) == 3
     assert "or, much slower, keep shards and optimizer on the host: --offload cpu" in (
         capsys.readouterr().err
     )
-    out, _ = ask(capsys, *given, "--offload", "cpu")
-    assert "of host memory each" in " ".join(out.split())

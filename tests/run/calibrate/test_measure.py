@@ -146,7 +146,7 @@ RUNNER = """
     from pathlib import Path
     from fsdpplan.run.calibrate.measure import Ranks, Settings, measure
     try:
-        settings = Settings(device="cpu", seconds=100)
+        settings = Settings(device="cpu", seconds=1000)
         measure(settings, ranks=Ranks(device="cpu", processes=2), out=Path(sys.argv[1]))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -167,13 +167,13 @@ def test_an_interruption_ends_the_ranks_and_keeps_their_rows(
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 200
     while not log.exists() or log.read_bytes().count(b"\n") < 10:
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=90)
     assert process.returncode == code
     assert f"what was measured until now is in {log}; fsdpplan calibrate --from {log}" in said
     assert len(read_measurements(log)) >= 10
