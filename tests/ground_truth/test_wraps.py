@@ -11,9 +11,11 @@ from fsdpplan.spec.model import Model
 from tests.ground_truth.fsdp_step import (
     measured_step,
     predicted_peak_bytes,
+    predicted_rows,
     training_for,
 )
 from tests.ground_truth.shapes import LLAMA_SMALL_VOCAB
+from tests.ground_truth.test_mixtures import ROUTED, SECOND, SHARED
 
 PEAK_TOLERANCE_FRACTION = 0.001
 
@@ -57,3 +59,26 @@ def test_peaks_of_units_under_tensor_parallelism(
 ) -> None:
     layout = replace(SPLIT, micro_batch=micro_batch, activation_checkpointing=mode)
     assert_equal_peaks(model, layout, seq_len=2048)
+
+
+BORDER = replace(SHARED, layers=6, experts=replace(SHARED.experts, dense_layers=2))
+TURNS = replace(SECOND, layers=6)
+
+
+@pytest.mark.parametrize(
+    ("model", "wrap_blocks"),
+    [(replace(ROUTED, layers=5), 2), (BORDER, 3), (BORDER, 4), (TURNS, 3), (TURNS, 4)],
+    ids=["all", "border by three", "border by four", "turns by three", "turns by four"],
+)
+@pytest.mark.parametrize(("ep", "mode"), [(1, "none"), (4, "none"), (4, "op")])
+def test_units_gather_blocks_together_and_routed_experts_apart(
+    model: Model, wrap_blocks: int, ep: int, mode: ActivationCheckpointing
+) -> None:
+    """Whatever kinds of blocks a unit has: calls and bytes are those of the trainer."""
+    layout = Layout(
+        compile=False, dp_shard=8, ep=ep, wrap_blocks=wrap_blocks, activation_checkpointing=mode
+    )
+    training = training_for(layout, seq_len=64)
+    rows = measured_step(model, training, layout).rows
+    rows = {key: row for key, row in rows.items() if key[3] != "int64"}
+    assert rows == predicted_rows(model, training, layout)
