@@ -313,6 +313,8 @@ def _forward_transient_bytes(
         in_network = (
             t.residual_bytes + t.normed_bytes + t.scatter_copy_bytes + t.gather_buffer_bytes
         )
+        if t.scatter_copy_bytes:  # callers hold what attention added and what the norm returned
+            in_network += 2 * t.residual_bytes
         of_routed = _routed_beyond_bytes(model, t, mode=mode, kernels=kernels)
         in_network = max(in_network, of_routed)
         return max(in_network, in_attention + recomputes_scores)

@@ -72,6 +72,10 @@ def backward_steps(
     behind_network = _norm_steps(tensors, returns_own=not sums_experts)
     behind_attention = _norm_steps(tensors, returns_own=True)
     attention = _attention_steps(model, tensors, gradients, kernels, recomputed)
+    if tensors.gather_copy_bytes:  # before the gradient of a branch is where the steps expect it
+        laid_out = tensors.gather_copy_bytes + tensors.residual_cast_bytes
+        gather = BackwardStep(allocated=laid_out, freed=laid_out, let_go=laid_out)
+        feed_forward, attention = [gather, *feed_forward], [gather, *attention]
     if (
         tensors.post_normed_bytes
     ):  # what such a norm gives back is the branch's own, and goes with it

@@ -173,6 +173,9 @@ class BlockTensors:
     matmuls; 0 where it serves as it is."""
     scatter_copy_bytes: int
     """What a reduce-scatter over the sequence lays out before; 0 without sequence parallelism."""
+    gather_copy_bytes: int
+    """What an all-gather over the sequence receives before it lays that out by sequences; 0 where
+    there is one sequence, or another order of dimensions."""
     shares_inputs: bool
     """Projections of one input save it once; autocast makes a copy for each."""
     query_bytes: int
@@ -377,6 +380,9 @@ def _attention_block_bytes(shape: BlockShape) -> BlockTensors:
         normed_gradient_bytes=normed * norm_scale,
         residual_cast_bytes=normed if autocasts or shape.sequence_parallel else 0,
         scatter_copy_bytes=normed if shape.sequence_parallel else 0,
+        gather_copy_bytes=normed
+        if shape.sequence_parallel and not kernels.gathers_again and tokens > shape.seq_len
+        else 0,
         shares_inputs=not autocasts,
         query_bytes=query,
         key_bytes=key,

@@ -3,7 +3,8 @@
 A unit is a run of `wrap_blocks` blocks, or the root with embedding, final norm and head. FSDP2
 shards every parameter on dim 0 and pads it to a multiple of the shard group, parameter by
 parameter, so a unit's gathered buffer is larger than its parameters. Under expert parallelism the
-routed experts of a block are a unit of their own, over fewer ranks.
+routed experts of each block are a unit of their own, over fewer ranks: those of several blocks
+cannot be one, which recomputation of single operators would meet gathered in one block alone.
 
 Source: torch 2.13 `fully_shard` (per-parameter sharding, chunks of ceil(dim0 / n) rows); checked
 against its collectives under a fake process group (tests/ground_truth).
@@ -152,6 +153,16 @@ def block_kinds(*, model: Model, stage: Stage) -> tuple[tuple[Model, int], ...]:
         (model, stage.blocks - stage.dense_blocks),
     )
     return tuple((kind, blocks) for kind, blocks in kinds if blocks)
+
+
+def blocks_in_order(*, model: Model, stage: Stage) -> tuple[Model, ...]:
+    """The model of each block of `stage`. Of a part of a model with a pattern it is known how many
+    there are of each kind, and one kind is taken after another."""
+    if model.is_patterned and stage.blocks == model.layers:
+        views = kind_views(model)
+        return tuple(views[place] for place in kind_places(model))
+    kinds = block_kinds(model=model, stage=stage)
+    return tuple(kind for kind, blocks in kinds for _ in range(blocks))
 
 
 def block_cases(case: Case, stage: Stage) -> tuple[tuple[Case, int], ...]:
@@ -335,13 +346,6 @@ def stage_shard_elements(
     return kept
 
 
-@lru_cache(maxsize=4096)
-def unit_blocks(*, blocks: int, wrap_blocks: int) -> tuple[int, ...]:
-    """Blocks of each FSDP unit, in forward order; the last one may be smaller."""
-    full, rest = divmod(blocks, wrap_blocks)
-    return (wrap_blocks,) * full + ((rest,) if rest else ())
-
-
 def gradient_syncs(layout: Layout) -> int:
     """Backward passes a step in which gradients are reduced."""
     return 1 if layout.gradient_sync == "last" else layout.num_microbatches
@@ -380,34 +384,53 @@ NOTHING = UnitSize(elements=0, padded_elements=0, tensors=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockUnit:
-    """Equal FSDP units of a few blocks of one kind."""
+    """Equal FSDP units of a few blocks, one behind another in the model."""
 
-    model: Model
-    """Whose blocks they are: without experts, `dense_view` of the model."""
-    blocks: int
-    """Blocks of one unit."""
+    mix: tuple[tuple[Model, int, int], ...]
+    """(model of the block, how many, how many of them keep all activations though the layout
+    recomputes) of each kind of block, in the order of forward; those that keep are the last."""
     size: UnitSize
     """What is sharded over the whole shard group."""
     experts: UnitSize
-    """Routed experts of one expert-parallel rank, sharded over fewer; nothing where ep is 1."""
+    """Routed experts of one block on one expert-parallel rank, sharded over fewer; nothing where ep
+    is 1."""
     number: int
-    """Units like this, one after another."""
-    kept_blocks: int = 0
-    """Those of one unit's blocks, the last, that keep all activations though the layout
-    recomputes."""
+    """Units like this."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of one unit."""
+        return sum(blocks for _, blocks, _ in self.mix)
+
+    @property
+    def expert_blocks(self) -> int:
+        """Those of them whose routed experts are gathered apart, each by itself."""
+        if self.experts == NOTHING:
+            return 0
+        return sum(blocks for kind, blocks, _ in self.mix if kind.experts)
 
 
-def _times(size: UnitSize, number: int) -> UnitSize:
+def unit_cases(case: Case, unit: BlockUnit) -> tuple[tuple[Case, int], ...]:
+    """(the case as it is for the block, how many) of the blocks of one unit."""
+    return tuple(
+        own
+        for kind, blocks, kept in unit.mix
+        for own in own_cases(case, kind, blocks=blocks, kept_blocks=kept)
+    )
+
+
+def _sum_of(sizes: Iterable[tuple[UnitSize, int]]) -> UnitSize:
+    """Of so many of each."""
+    found = tuple(sizes)
     return UnitSize(
-        elements=number * size.elements,
-        padded_elements=number * size.padded_elements,
-        tensors=number * size.tensors,
+        elements=sum(number * size.elements for size, number in found),
+        padded_elements=sum(number * size.padded_elements for size, number in found),
+        tensors=sum(number * size.tensors for size, number in found),
     )
 
 
 def block_units(case: Case, stage: Stage) -> tuple[BlockUnit, ...]:
-    """The block units of a stage. A unit that would span blocks without and with experts is taken
-    as two."""
+    """The block units of a stage, equal ones together."""
     layout = case.layout
     return _block_units(
         case.model, stage, layout.tp, layout.ep, layout.shard_ranks, layout.wrap_blocks
@@ -418,28 +441,32 @@ def block_units(case: Case, stage: Stage) -> tuple[BlockUnit, ...]:
 def _block_units(
     model: Model, stage: Stage, tp: int, ep: int, shard_ranks: int, wrap_blocks: int
 ) -> tuple[BlockUnit, ...]:
-    units: list[BlockUnit] = []
-    recomputed = stage.blocks - stage.kept_blocks
-    for kind, blocks in block_kinds(model=model, stage=stage):
-        size = block_size(model=kind, tp=tp, shard_ranks=shard_ranks, ep=ep)
-        experts = expert_size(model=kind, tp=tp, shard_ranks=shard_ranks, ep=ep)
-        counts: dict[tuple[int, int], int] = {}
-        for each in unit_blocks(blocks=blocks, wrap_blocks=wrap_blocks):
-            kept = each - max(0, min(recomputed, each))
-            counts[each, kept] = counts.get((each, kept), 0) + 1
-            recomputed -= each
-        units += [
-            BlockUnit(
-                model=kind,
-                blocks=each,
-                size=_times(size, each),
-                experts=_times(experts, each),
-                number=number,
-                kept_blocks=kept,
-            )
-            for (each, kept), number in counts.items()
-        ]
-    return tuple(units)
+    counts: dict[tuple[tuple[Model, int, int], ...], int] = {}
+    blocks = blocks_in_order(model=model, stage=stage)
+    for first in range(0, len(blocks), wrap_blocks):
+        kinds = blocks[first : first + wrap_blocks]  # the last unit may have fewer
+        kept = kinds[max(0, stage.blocks - stage.kept_blocks - first) :]
+        mix = tuple((kind, kinds.count(kind), kept.count(kind)) for kind in dict.fromkeys(kinds))
+        counts[mix] = counts.get(mix, 0) + 1
+    return tuple(
+        BlockUnit(
+            mix=mix,
+            size=_sum_of(
+                (block_size(model=kind, tp=tp, shard_ranks=shard_ranks, ep=ep), number)
+                for kind, number, _ in mix
+            ),
+            experts=next(
+                (
+                    expert_size(model=kind, tp=tp, shard_ranks=shard_ranks, ep=ep)
+                    for kind, *_ in mix
+                    if kind.experts
+                ),
+                NOTHING,
+            ),
+            number=number,
+        )
+        for mix, number in counts.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from fsdpplan.cost.model.shards import (
     block_units,
     end_units,
     gradient_syncs,
-    own_cases,
+    unit_cases,
 )
 from fsdpplan.cost.network.collectives import wire_bytes
 from fsdpplan.cost.network.placement import (
@@ -138,6 +138,14 @@ class _Moved:
     disturbing: UnitSeconds
     """Of its collectives, as much as takes its full share from kernels beside them."""
 
+    def times(self, number: int) -> _Moved:
+        """Of so many units, one after another."""
+        if number == 1:
+            return self
+        return _Moved(
+            seconds=_sum([(self.seconds, number)]), disturbing=_sum([(self.disturbing, number)])
+        )
+
 
 @lru_cache(maxsize=4096)
 def _moved(
@@ -251,7 +259,7 @@ def _moves(ways: Ways, stage: Stage) -> Moves:
     parts = {
         unit: (
             _moved(ways, unit.size, shard, dtype, regathers),
-            _moved(ways, unit.experts, experts, dtype, regathers),
+            _moved(ways, unit.experts, experts, dtype, regathers).times(unit.expert_blocks),
         )
         for unit in block_units(case, stage)
     }
@@ -318,9 +326,7 @@ def _computed_seconds(case: Case, unit: BlockUnit) -> UnitSeconds:
     """What a unit's blocks compute, and wait for inside: those that recompute and those that
     keep."""
     forward = backward = 0.0
-    for own, blocks in own_cases(
-        case, unit.model, blocks=unit.blocks, kept_blocks=unit.kept_blocks
-    ):
+    for own, blocks in unit_cases(case, unit):
         block = block_times(own)
         forward += blocks * block.forward_seconds
         backward += blocks * block.backward_seconds

@@ -18,6 +18,7 @@ from fsdpplan.cost.model.shards import (
     block_units,
     end_units,
     gradient_syncs,
+    unit_cases,
 )
 from fsdpplan.cost.network.placement import (
     Group,
@@ -136,18 +137,18 @@ def stage_units(case: Case, stage: Stage, *, detail: Detail, first_block: int = 
     blocks, that of the head behind them, and the root last of all."""
     layout, ends = case.layout, end_units(case, stage)
     shard, experts = shard_group(layout), expert_shard_group(layout)
-    own = [block_pieces(each) for each in own_blocks(case, stage)]
-    if detail != "kernels":
-        own = [each.merged() for each in own]
     done, units = 0, []
     for unit in block_units(case, stage):
+        own = [block_pieces(each) for each, blocks in unit_cases(case, unit) for _ in range(blocks)]
+        if detail != "kernels":
+            own = [each.merged() for each in own]
         for _ in range(unit.number):
             numbers = range(first_block + done, first_block + done + unit.blocks)
             name = ", ".join(f"layers.{number}" for number in numbers)
-            sizes = ((unit.size, shard), (unit.experts, experts))
+            sizes = ((unit.size, shard), *((unit.experts, experts),) * unit.expert_blocks)
             dtype = case.training.gathered_dtype
             made = moved_unit(case, name, sizes, dtype, regathers=True)
-            blocks = zip(numbers, own[done : done + unit.blocks], strict=True)
+            blocks = zip(numbers, own, strict=True)
             units.append(replace(made, blocks=tuple(blocks)))
             done += unit.blocks
 

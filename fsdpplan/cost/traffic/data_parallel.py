@@ -75,8 +75,8 @@ def fsdp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
 
     Each micro-batch gathers every unit in forward and, unless resharding is off, every unit of
     blocks again in backward. Under pipelining with reshard never, a step gathers once, or as
-    often as torch drops a stage of many. With expert parallelism the routed experts are units of
-    their own.
+    often as torch drops a stage of many. With expert parallelism the routed experts of each block
+    are a unit of their own.
     """
     training, layout = case.training, case.layout
     shard, experts = shard_group(layout), expert_shard_group(layout)
@@ -86,12 +86,15 @@ def fsdp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
         if layout.pp > 1:
             gathers = 1 if case.training.traits.keeps_stages else piece.gathers
         for unit in block_units(case, piece):
-            for size, group in ((unit.size, shard), (unit.experts, experts)):
+            for size, group, number in (
+                (unit.size, shard, unit.number),
+                (unit.experts, experts, unit.number * unit.expert_blocks),
+            ):
                 yield from _unit_calls(
                     size,
                     group,
                     dtype,
-                    unit.number,
+                    number,
                     gathers,
                     training=training,
                     layout=layout,

@@ -55,25 +55,29 @@ judge_nccl() {
 }
 
 # Looks until nothing new is connected, and says what there is; then the job's shell is told, where
-# it has to end. Ends with 0 where it has judged: who ends it before that judges.
+# it has to end. It stays until that shell ends it, with 143 where it has not judged: a child that
+# ends while a signal comes may leave bash no exit code (seen: 5.2).
 watch_nccl() {
   log_nccl
   (
-    before='' nap=''
+    before='' nap='' over='' judged=''
     # At once, not after the nap: whoever reads what the job says waits for this shell, too.
-    trap '[ -z "$nap" ] || kill "$nap" 2>/dev/null; exit 143' TERM
-    while kill -0 $$ 2>/dev/null; do
+    trap 'over=yes; [ -z "$nap" ] || kill "$nap" 2>/dev/null || true' TERM
+    while [ -z "$over" ] && kill -0 $$ 2>/dev/null; do
       sleep 10 >/dev/null 2>&1 &
       nap=$!
+      [ -z "$over" ] || kill "$nap" 2>/dev/null || true
       wait "$nap" || true
+      nap=''
+      [ -z "$over$judged" ] || continue
       ways=$(nccl_ways)
       if are_sockets "$ways" || { [ -n "$ways" ] && [ "$ways" = "$before" ]; }; then
-        trap '' TERM
-        judge_nccl "$ways" || kill -USR2 $$
-        exit 0
+        judged=yes
+        judge_nccl "$ways" || [ -n "$over" ] || kill -USR2 $$
       fi
       before=$ways
     done
+    [ -n "$judged" ] || exit 143
   ) &
   nccl_watcher=$!
 }
@@ -85,10 +89,7 @@ followed() {
   local code watcher=${nccl_watcher:-}
   nccl_watcher=''
   [ -n "$watcher" ] || return 0
-  # One that ended long ago may have left its number to another process.
-  case $'\n'$(jobs -rp)$'\n' in
-    *$'\n'$watcher$'\n'*) kill "$watcher" 2>/dev/null || true ;;
-  esac
-  await "$watcher"
-  [ "$code" = 0 ] || judge_nccl "$(nccl_ways)" || true
+  kill "$watcher" 2>/dev/null || true
+  await "$watcher" 2>/dev/null
+  [ "$code" != 143 ] || judge_nccl "$(nccl_ways)" || true
 }

@@ -13,15 +13,16 @@ from fsdpplan.cost.model.shards import (
     Stage,
     block_kinds,
     block_size,
+    block_units,
     dense_blocks_among,
     expert_size,
     stage_elements,
     stage_shard_elements,
-    unit_blocks,
     whole_model,
 )
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.model import Model
+from tests.cost.problems import case
 from tests.strategies import any_models, mixtures
 
 
@@ -116,4 +117,23 @@ def test_stages_share_the_dense_blocks_at_the_start(model: Model, data: st.DataO
     [(8, 1, (1,) * 8), (8, 3, (3, 3, 2)), (2, 4, (2,)), (0, 2, ())],
 )
 def test_units_cover_the_blocks(blocks: int, wrap_blocks: int, units: tuple[int, ...]) -> None:
-    assert unit_blocks(blocks=blocks, wrap_blocks=wrap_blocks) == units
+    of = case("llama-3.1-8b", dp_shard=8, wrap_blocks=wrap_blocks)
+    found = block_units(of, Stage(blocks=blocks, has_embedding=True, has_head=True))
+    assert tuple(unit.blocks for unit in found for _ in range(unit.number)) == units
+
+
+@pytest.mark.parametrize("wrap_blocks", [1, 4, 61])
+def test_a_unit_may_span_blocks_of_several_kinds(wrap_blocks: int) -> None:
+    """Three dense blocks, then blocks with experts, which are gathered each by itself."""
+    of = case("deepseek-v3", dp_shard=64, ep=8, wrap_blocks=wrap_blocks)
+    units = block_units(of, whole_model(of.model))
+    assert sum(unit.number for unit in units) == -(-61 // wrap_blocks)
+    assert sum(unit.number * unit.expert_blocks for unit in units) == 58
+    if wrap_blocks == 4:
+        assert [blocks for _, blocks, _ in units[0].mix] == [3, 1]
+    held = sum(
+        unit.number * (unit.size.elements + unit.expert_blocks * unit.experts.elements)
+        for unit in units
+    )
+    headless = replace(whole_model(of.model), has_embedding=False, has_head=False)
+    assert held == stage_elements(model=of.model, stage=headless, tp=1, ep=8)

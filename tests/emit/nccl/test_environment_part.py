@@ -124,6 +124,7 @@ def watched(
     """
     done = in_part(folder, lines)
     assert done.returncode == 0, done.stderr
+    assert "Terminated" not in done.stderr
     code, _, stopped = done.stdout.strip().partition(" ")
     return code, stopped, (folder / "judged").read_text().split()
 

@@ -1,0 +1,84 @@
+"""Units of several blocks: their calls and their peaks equal those of the trainer's own step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.model import Model
+from tests.ground_truth.fsdp_step import (
+    measured_step,
+    predicted_peak_bytes,
+    predicted_rows,
+    training_for,
+)
+from tests.ground_truth.shapes import LLAMA_SMALL_VOCAB
+from tests.ground_truth.test_mixtures import ROUTED, SECOND, SHARED
+
+PEAK_TOLERANCE_FRACTION = 0.001
+
+SPLIT = Layout(
+    compile=False, dp_shard=4, tp=4, sequence_parallel=True, loss_parallel=True, wrap_blocks=3
+)
+GELU = replace(LLAMA_SMALL_VOCAB, mlp="gelu", norm="layernorm", layers=4)
+
+
+WIDE = replace(
+    GELU, hidden=8192, ffn_hidden=16384, heads=64, kv_heads=64, head_dim=128, tied_embeddings=True
+)
+"""Of so few parameters for its width that activations make the peak."""
+
+
+def assert_equal_peaks(model: Model, layout: Layout, *, seq_len: int) -> None:
+    training = training_for(layout, seq_len=seq_len)
+    peak = predicted_peak_bytes(model, training, layout)
+    measured = measured_step(model, training, layout).peak_bytes
+    assert peak == pytest.approx(measured, rel=PEAK_TOLERANCE_FRACTION)
+
+
+@pytest.mark.parametrize(("micro_batch", "seq_len"), [(16, 1024), (1, 16384)])
+@pytest.mark.parametrize("wrap_blocks", [3, 4])
+def test_gathers_over_the_sequence_are_laid_out_by_sequences(
+    micro_batch: int, seq_len: int, wrap_blocks: int
+) -> None:
+    """Of several sequences in a copy; of one the gathered buffer serves as it is."""
+    layout = replace(SPLIT, tp=16, dp_shard=16, micro_batch=micro_batch, wrap_blocks=wrap_blocks)
+    assert_equal_peaks(WIDE, layout, seq_len=seq_len)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    "model", [replace(LLAMA_SMALL_VOCAB, layers=4), GELU], ids=["gated", "gelu"]
+)
+@pytest.mark.parametrize("micro_batch", [1, 8])
+@pytest.mark.parametrize("mode", ["none", "op", "full"])
+def test_peaks_of_units_under_tensor_parallelism(
+    model: Model, micro_batch: int, mode: ActivationCheckpointing
+) -> None:
+    layout = replace(SPLIT, micro_batch=micro_batch, activation_checkpointing=mode)
+    assert_equal_peaks(model, layout, seq_len=2048)
+
+
+BORDER = replace(SHARED, layers=6, experts=replace(SHARED.experts, dense_layers=2))
+TURNS = replace(SECOND, layers=6)
+
+
+@pytest.mark.parametrize(
+    ("model", "wrap_blocks"),
+    [(replace(ROUTED, layers=5), 2), (BORDER, 3), (BORDER, 4), (TURNS, 3), (TURNS, 4)],
+    ids=["all", "border by three", "border by four", "turns by three", "turns by four"],
+)
+@pytest.mark.parametrize(("ep", "mode"), [(1, "none"), (4, "none"), (4, "op")])
+def test_units_gather_blocks_together_and_routed_experts_apart(
+    model: Model, wrap_blocks: int, ep: int, mode: ActivationCheckpointing
+) -> None:
+    """Whatever kinds of blocks a unit has: calls and bytes are those of the trainer."""
+    layout = Layout(
+        compile=False, dp_shard=8, ep=ep, wrap_blocks=wrap_blocks, activation_checkpointing=mode
+    )
+    training = training_for(layout, seq_len=64)
+    rows = measured_step(model, training, layout).rows
+    rows = {key: row for key, row in rows.items() if key[3] != "int64"}
+    assert rows == predicted_rows(model, training, layout)
