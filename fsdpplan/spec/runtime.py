@@ -31,6 +31,7 @@ RuntimeName = Literal[
     "xla",
     "llama3",
     "hai_llm",
+    "automodel",
 ]
 
 StackFamily = Literal["pytorch", "megatron", "early_megatron", "other"]
@@ -134,6 +135,10 @@ class Runtime:
     keeps_stages: bool = False
     """FSDP in a pipeline keeps the parameters of all stages of a rank gathered; torch's schedules
     only those of the next few, and gather the others again."""
+    reshards_stages: bool = False
+    """FSDP in a pipeline can reshard the blocks of a stage after each forward pass, and gathers
+    them again for the pass of it that follows. What a backward pass gathered stays for the next
+    one, as torch's schedules let FSDP do nothing behind it before the last."""
     reduces_rounds: bool = False
     """FSDP in a pipeline reduces the gradients of a stage after each round of its micro-batches and
     keeps shards; torch's schedules keep them whole until the last one reduces them."""
@@ -412,6 +417,21 @@ RUNTIMES: tuple[Runtime, ...] = (
         "sequence parallelism of arXiv 2205.05198, section 4.2.2. Not said there, and taken as "
         "the public library of the same house has it: fused kernels, xFormers xformers/ops, and "
         "its SwiGLU, xformers/ops/swiglu_op.py, whose backward makes the product again",
+    ),
+    replace(
+        FSDP2,
+        name="automodel",
+        words="NeMo AutoModel",
+        units_of_ends=False,
+        reference_decoder=False,
+        reshards_stages=True,
+        source="NeMo AutoModel nemo_automodel/components/distributed/config.py "
+        "(FSDP2Config.reshard_after_forward: True reshards the layers of pipelines too, which "
+        "gathers them for each micro-batch; defer_fsdp_grad_sync), parallelizer.py (blocks and the "
+        "root are units, and the root stays gathered), components/moe/fsdp_mixin.py "
+        "(patched_backward_maybe_with_nosync: as torch 2.13 "
+        "torch/distributed/pipelining/stage.py has it, resharded behind the last backward pass); "
+        "what is not said there as in FSDP2",
     ),
     replace(
         FSDP2,
