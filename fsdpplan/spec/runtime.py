@@ -132,6 +132,9 @@ class Runtime:
     pipeline_outputs: PipelineOutputs = "freed"
     """What a pipeline stage keeps of its output until its backward pass: nothing, its part of the
     tensor-parallel group (`split`), or all (`kept`). Torch's schedules are counted apart."""
+    shortens_warmup: bool = False
+    """1F1B takes fewer micro-batches than stages: a rank goes forward with as many as there are.
+    Torch's schedule asks for one a stage."""
     keeps_stages: bool = False
     """FSDP in a pipeline keeps the parameters of all stages of a rank gathered; torch's schedules
     only those of the next few, and gather the others again."""
@@ -224,11 +227,13 @@ MEGATRON = Runtime(
     bucket_bytes_a_rank=4 * 1_000_000,
     fused_loss=True,
     fp32_logits=1,
+    shortens_warmup=True,
     pads_vocabulary=True,
     native_attention=True,
     source="Megatron-LM megatron/core/distributed/distributed_data_parallel_config.py, "
     "tensor_parallel/layers.py, tensor_parallel/random.py, parallel_state.py (expert_tensor_"
-    "parallel_size), transformer/attention.py (num_query_groups below the tensor-parallel ranks); "
+    "parallel_size), transformer/attention.py (num_query_groups below the tensor-parallel ranks), "
+    "pipeline_parallel/schedules.py (num_warmup_microbatches is at most num_microbatches); "
     "overlaps of data parallelism as in NeMo nemo/collections/llm/recipes",
 )
 MEGATRON_2020 = Runtime(
@@ -249,8 +254,10 @@ MEGATRON_2020 = Runtime(
     fp32_logits=1,
     fp32_gradients_of_bf16=True,
     pipeline_outputs="kept",
+    shortens_warmup=True,
     pads_vocabulary=True,
-    source="Megatron-LM before Megatron Core, megatron/model/distributed.py; with sequence "
+    source="Megatron-LM before Megatron Core, megatron/model/distributed.py, megatron/schedules.py "
+    "(num_warmup_microbatches is at most num_microbatches); with sequence "
     "parallelism arXiv 2205.05198, section 4.2.2",
 )
 NANOTRON = Runtime(

@@ -33,7 +33,7 @@ def pipeline_problems(*, model: Model, layout: Layout, traits: Runtime) -> Itera
     """What is wrong with the pipeline."""
     yield from _stages(layout, model)
     if layout.pp > 1:
-        yield from _micro_batches(layout)
+        yield from _micro_batches(layout, traits)
         yield from _reduction(layout)
         yield from _resharding(layout, traits)
         yield from _split_backward(layout)
@@ -76,7 +76,9 @@ def _has_idle_rank(layout: Layout) -> bool:
     return any(filled.isdisjoint(held) for held in layout_rank_stages(layout))
 
 
-def _micro_batches(layout: Layout) -> Iterator[Problem]:
+def _micro_batches(layout: Layout, traits: Runtime) -> Iterator[Problem]:
+    if traits.shortens_warmup and layout.schedule == "1f1b":
+        return
     number = layout.num_microbatches
     refusal = microbatches_refusal(schedule=layout.schedule, pp=layout.pp, num_microbatches=number)
     if refusal:
