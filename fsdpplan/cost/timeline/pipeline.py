@@ -7,7 +7,7 @@ before first passes, reductions behind each stage's last one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -375,7 +375,7 @@ def _first_waits(lanes: Lanes, seconds: float) -> None:
 
 
 def _gathers(
-    shape: _Shape, actions: Iterable[PlayedAction], rank: int, lanes: Lanes, begun: float
+    shape: _Shape, actions: Sequence[PlayedAction], rank: int, lanes: Lanes, begun: float
 ) -> None:
     """Parameters of a rank's stages, where its first passes, or later ones, need them."""
     case, layout = shape.case, shape.case.layout
@@ -407,16 +407,15 @@ def _gathers(
                     lanes.send(begun + clock, sent, Mark(stage=stage))
     if not layout.reshards_stages:
         return
-    played = list(actions)
     for at in sorted(regathering_passes(todo)):
-        stage, micro_batch, kind = played[at].action
+        stage, micro_batch, kind = todo[at]
         is_forward = kind == FORWARD
         mark = Mark(
             direction="forward" if is_forward else "backward",
             micro_batch=micro_batch,
             stage=stage,
         )
-        clock = max(clock, played[at].start)
+        clock = max(clock, actions[at].start)
         for unit in units[stage] if is_forward else units[stage][::-1]:
             for sent in unit.regathers:
                 clock += sent.seconds

@@ -16,7 +16,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
-from fsdpplan.spec.runtime import Runtime
+from fsdpplan.spec.runtime import FSDP2, Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,10 @@ class Problem:
     """The numbers, and what to use instead."""
 
 
-def pipeline_problems(*, model: Model, layout: Layout, traits: Runtime) -> Iterator[Problem]:
-    """What is wrong with the pipeline."""
+def pipeline_problems(
+    *, model: Model, layout: Layout, traits: Runtime = FSDP2
+) -> Iterator[Problem]:
+    """What is wrong with the pipeline; of the trainer's own software where no other is said."""
     yield from _stages(layout, model)
     if layout.pp > 1:
         yield from _micro_batches(layout, traits)
