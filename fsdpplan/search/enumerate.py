@@ -161,17 +161,19 @@ def micro_batches(*, training: Training, data_parallel: int, pins: Pins) -> tupl
     return divisors(training.global_batch // data_parallel)
 
 
-def reshard_policies(*, d: Degrees, cluster: Cluster, pins: Pins) -> tuple[Reshard, ...]:
+def reshard_policies(
+    *, d: Degrees, cluster: Cluster, pins: Pins, reshards_stages: bool = False
+) -> tuple[Reshard, ...]:
     """always, back to the domain of a fast level when the shard group leaves it, and never.
 
-    In the order of growing memory.
+    In the order of growing memory. `reshards_stages`: the software frees a pipeline's stages, too.
     """
     if pins.reshard_after_forward is not None:
         return (pins.reshard_after_forward,)
     if d.sharding != "fsdp":
         return ("always",)
     if d.pp > 1:
-        return ("never",)
+        return ("always", "never") if reshards_stages else ("never",)
     shard_ranks = d.dp_shard * d.cp
     inside = {level.domain_gpus // d.tp for level in cluster.levels[:-1]}
     smaller = sorted(

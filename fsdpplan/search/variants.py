@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
 from fsdpplan.cost.schedule.stages import layout_stage_blocks, most_stages
-from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES, divisors
+from fsdpplan.search.enumerate import (
+    LOOPED_SCHEDULES,
+    V_SCHEDULES,
+    Degrees,
+    divisors,
+    reshard_policies,
+)
 from fsdpplan.search.question import Question
 from fsdpplan.search.rules.legality import piece_counts
 from fsdpplan.search.splits import stage_splits
@@ -33,20 +40,33 @@ def overlapped(asked: Question, layout: Layout) -> tuple[Layout, ...]:
     return (replace(layout, async_tp=True),)
 
 
+def reshards(asked: Question, d: Degrees) -> tuple[Reshard, ...]:
+    """When gathered parameters are freed, as far as there is a choice, in the order of growing
+    memory."""
+    return reshard_policies(
+        d=d,
+        cluster=asked.cluster,
+        pins=asked.pins,
+        reshards_stages=asked.training.traits.reshards_stages,
+    )
+
+
 def changed(asked: Question, layout: Layout) -> Iterator[Layout]:
     """`layout` with one setting changed that the user has not fixed, recomputation and buckets
     apart; legal or not."""
     counts = piece_counts(layout, training=asked.training, pins=asked.pins)
     for pieces in (1, *counts) if counts else ():
         yield replace(layout, loss_chunks=pieces)
-    if layout.pp > 1 or layout.sharding != "fsdp":
+    if layout.sharding != "fsdp" or (layout.pp > 1 and not asked.training.traits.reshards_stages):
         return
     if asked.pins.reshard_after_forward is None:
-        some = divisors(layout.shard_ranks)[1:-1] if layout.ep == layout.tp == 1 else ()
+        is_open = max(layout.pp, layout.ep, layout.tp) == 1
+        some = divisors(layout.shard_ranks)[1:-1] if is_open else ()
         every: tuple[Reshard, ...] = ("always", *some, "never")
         for reshard in every:
             yield replace(layout, reshard_after_forward=reshard)
-    if asked.pins.gradient_sync is None and layout.num_microbatches > 1:
+    is_open = asked.pins.gradient_sync is None and layout.pp == 1
+    if is_open and layout.num_microbatches > 1:
         for sync in SYNCS[layout.dp_replicate > 1]:
             yield replace(layout, gradient_sync=sync)
 
@@ -72,7 +92,7 @@ def restaged(asked: Question, layout: Layout) -> Iterator[Layout]:
     even = replace(layout, stage_blocks=pins.stage_blocks or ())
     if pins.stage_blocks is None:
         if layout.schedule in LOOPED_SCHEDULES and pins.virtual_stages is None:
-            yield from (replace(even, virtual_stages=n) for n in range(2, most + 1))
+            yield from (_with_stages(even, n) for n in range(2, most + 1))
         for blocks in stage_splits(asked.case(layout)):
             yield replace(layout, stage_blocks=blocks)
     if pins.schedule is not None or asked.training.runtime != "fsdp2":
@@ -96,3 +116,11 @@ def restaged(asked: Question, layout: Layout) -> Iterator[Layout]:
             activation_checkpointing="none" if is_split else layout.activation_checkpointing,
             checkpoint_blocks="all" if is_split else layout.checkpoint_blocks,
         )
+
+
+def _with_stages(layout: Layout, number: int) -> Layout:
+    """`layout` with so many stages a rank: more than torch keeps gathered are not resharded."""
+    some = replace(layout, virtual_stages=number)
+    if not (some.reshards_stages and number > ACTIVE_STAGES):
+        return some
+    return replace(some, reshard_after_forward="never")

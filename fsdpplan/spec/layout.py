@@ -122,6 +122,12 @@ class Layout(RemembersHash):
     """How context-parallel ranks see the whole sequence: keys and values go around a ring of them,
     or they trade heads for tokens around attention (`ulysses`), as CPU processes do in any case."""
 
+    @property
+    def reshards_stages(self) -> bool:
+        """Each forward pass of a pipeline's stage frees the blocks that FSDP gathered for it."""
+        frees = self.sharding == "fsdp" and self.reshard_after_forward == "always"
+        return self.pp > 1 and frees
+
     def __post_init__(self) -> None:
         require_positive_int(
             dp_replicate=self.dp_replicate,

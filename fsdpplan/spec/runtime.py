@@ -32,6 +32,7 @@ RuntimeName = Literal[
     "xla",
     "llama3",
     "hai_llm",
+    "automodel",
 ]
 
 StackFamily = Literal["pytorch", "megatron", "early_megatron", "other"]
@@ -138,9 +139,16 @@ class Runtime:
     pipeline_outputs: PipelineOutputs = "freed"
     """What a pipeline stage keeps of its output until its backward pass: nothing, its part of the
     tensor-parallel group (`split`), or all (`kept`). Torch's schedules are counted apart."""
+    shortens_warmup: bool = False
+    """1F1B takes fewer micro-batches than stages: a rank goes forward with as many as there are.
+    Torch's schedule asks for one a stage."""
     keeps_stages: bool = False
     """FSDP in a pipeline keeps the parameters of all stages of a rank gathered; torch's schedules
     only those of the next few, and gather the others again."""
+    reshards_stages: bool = False
+    """FSDP in a pipeline can reshard the blocks of a stage after each forward pass, and gathers
+    them again for the pass of it that follows. What a backward pass gathered stays for the next
+    one, as torch's schedules let FSDP do nothing behind it before the last."""
     reduces_rounds: bool = False
     """FSDP in a pipeline reduces the gradients of a stage after each round of its micro-batches and
     keeps shards; torch's schedules keep them whole until the last one reduces them."""
@@ -228,11 +236,13 @@ MEGATRON = Runtime(
     bucket_bytes_a_rank=4 * 1_000_000,
     fused_loss=True,
     fp32_logits=1,
+    shortens_warmup=True,
     pads_vocabulary=True,
     native_attention=True,
     source="Megatron-LM megatron/core/distributed/distributed_data_parallel_config.py, "
     "tensor_parallel/layers.py, tensor_parallel/random.py, parallel_state.py (expert_tensor_"
-    "parallel_size), transformer/attention.py (num_query_groups below the tensor-parallel ranks); "
+    "parallel_size), transformer/attention.py (num_query_groups below the tensor-parallel ranks), "
+    "pipeline_parallel/schedules.py (num_warmup_microbatches is at most num_microbatches); "
     "overlaps of data parallelism as in NeMo nemo/collections/llm/recipes",
 )
 MEGATRON_2020 = Runtime(
@@ -253,8 +263,10 @@ MEGATRON_2020 = Runtime(
     fp32_logits=1,
     fp32_gradients_of_bf16=True,
     pipeline_outputs="kept",
+    shortens_warmup=True,
     pads_vocabulary=True,
-    source="Megatron-LM before Megatron Core, megatron/model/distributed.py; with sequence "
+    source="Megatron-LM before Megatron Core, megatron/model/distributed.py, megatron/schedules.py "
+    "(num_warmup_microbatches is at most num_microbatches); with sequence "
     "parallelism arXiv 2205.05198, section 4.2.2",
 )
 NANOTRON = Runtime(
@@ -432,6 +444,21 @@ RUNTIMES: tuple[Runtime, ...] = (
         "sequence parallelism of arXiv 2205.05198, section 4.2.2. Not said there, and taken as "
         "the public library of the same house has it: fused kernels, xFormers xformers/ops, and "
         "its SwiGLU, xformers/ops/swiglu_op.py, whose backward makes the product again",
+    ),
+    replace(
+        FSDP2,
+        name="automodel",
+        words="NeMo AutoModel",
+        units_of_ends=False,
+        reference_decoder=False,
+        reshards_stages=True,
+        source="NeMo AutoModel nemo_automodel/components/distributed/config.py "
+        "(FSDP2Config.reshard_after_forward: True reshards the layers of pipelines too, which "
+        "gathers them for each micro-batch; defer_fsdp_grad_sync), parallelizer.py (blocks and the "
+        "root are units, and the root stays gathered), components/moe/fsdp_mixin.py "
+        "(patched_backward_maybe_with_nosync: as torch 2.13 "
+        "torch/distributed/pipelining/stage.py has it, resharded behind the last backward pass); "
+        "what is not said there as in FSDP2",
     ),
     replace(
         FSDP2,

@@ -81,6 +81,9 @@ def wide_cases(draw: st.DrawFn) -> Case:
     training = draw(
         _trainings(layout, has_fp8=cluster.device.peak_fp8_flops_per_second is not None)
     )
+    can = training.traits.reshards_stages and schedule not in SPLIT_BACKWARD_SCHEDULES
+    if can and pp > 1 and sharding == "fsdp" and draw(st.booleans()):
+        layout = replace(layout, reshard_after_forward="always")
     return Case(model=model, cluster=cluster, training=training, layout=layout)
 
 
@@ -97,7 +100,7 @@ def _schedule(draw: st.DrawFn, pp: int) -> tuple[str, int, int]:
 def _trainings(draw: st.DrawFn, layout: Layout, *, has_fp8: bool) -> Training:
     runtime = draw(st.sampled_from([runtime.name for runtime in RUNTIMES]))
     if layout.sharding == "fsdp" or runtime == "autocast":
-        runtime = draw(st.sampled_from(["fsdp2", "fsdp1", "llama3"]))
+        runtime = draw(st.sampled_from(["fsdp2", "fsdp1", "llama3", "automodel"]))
     precision = draw(st.sampled_from(["bf16", "fp8"] if has_fp8 else ["bf16"]))
     recipe = draw(st.sampled_from(["tensorwise", "rowwise", "delayed"]))
     gathers_fp8 = precision == "fp8" and recipe != "rowwise" and layout.sharding == "fsdp"

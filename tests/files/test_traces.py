@@ -35,7 +35,10 @@ def test_a_bare_list_of_events_is_a_trace_too(tmp_path: Path) -> None:
     ("content", "why"),
     [
         (json.dumps({"traceEvents": [EVENT]}).encode()[:-9], "no whole JSON document"),
-        (gzip.compress(b'{"traceEvents": []}' * 99, mtime=0)[:-20], "ends within its compressed data"),
+        (
+            gzip.compress(b'{"traceEvents": []}' * 99, mtime=0)[:-20],
+            "ends within its compressed data",
+        ),
         (b'{"spans": []}', "no list traceEvents"),
         (b"[]", "without events"),
         (b"\xff\xfe\x00", "no whole JSON document"),

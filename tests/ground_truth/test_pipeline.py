@@ -270,6 +270,36 @@ def test_calls_and_peak_with_bf16_parameters_equal_those_of_torch(
     require_equal(model, layout, pp_rank, param_dtype="bf16", reduce_dtype=reduce_dtype)
 
 
+FREED = replace(BASE, reshard_after_forward="always")
+FREED_TWO = replace(FREED, schedule="interleaved_1f1b", virtual_stages=2)
+SIXTEEN = replace(LLAMA_SMALL_VOCAB, layers=16)
+
+RESHARDED = {
+    "1f1b, first": (FREED, 0),
+    "1f1b, last": (FREED, 1),
+    "1f1b, recompute, last": (replace(FREED, activation_checkpointing="full"), 1),
+    "1f1b, hsdp, tp": (_tensor_parallel(replace(FREED, dp_replicate=2), 4), 0),
+    "1f1b, wrapped": (replace(FREED, wrap_blocks=3), 0),
+    "1f1b, 2 micro-batches": (replace(FREED, num_microbatches=2), 0),
+    "gpipe": (replace(FREED, schedule="gpipe"), 0),
+    "interleaved, first": (FREED_TWO, 0),
+    "interleaved, last": (FREED_TWO, 1),
+    "interleaved, three stages a rank": (replace(FREED_TWO, virtual_stages=3), 0),
+    "looped": (replace(FREED_TWO, schedule="looped_bfs"), 0),
+}
+"""What the trainer refuses, and other programs run under the same schedules: blocks are resharded
+behind each forward pass."""
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize(("layout", "pp_rank"), RESHARDED.values(), ids=RESHARDED.keys())
+def test_calls_and_peak_of_stages_that_are_resharded_equal_those_of_torch(
+    layout: Layout, pp_rank: int
+) -> None:
+    require_equal(SIXTEEN, layout, pp_rank)
+
+
 def require_equal(model: Model, layout: Layout, pp_rank: int, **settings: str) -> None:
     """Collectives exactly, and the peak within the tolerance."""
     training = training_for(layout, seq_len=2048, **settings)

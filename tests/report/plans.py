@@ -12,6 +12,7 @@ from fsdpplan.report.values import Report
 from fsdpplan.run.plans import new_plan
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import BrokenRule, Case, Plan, RankedLayout
+from fsdpplan.spec.runtime import RuntimeName
 from fsdpplan.spec.training import Training
 
 LAYOUTS = {
@@ -72,13 +73,14 @@ def plan_with(
     *,
     hardware: str = "dgx-h100",
     rules: tuple[BrokenRule, ...] | None = None,
+    runtime: RuntimeName = "fsdp2",
 ) -> Plan:
     """A plan of `layout` for a model of the catalogue; rules of the field are looked at unless they
     are given."""
     case = Case(
         model=load_model(name),
         cluster=load_cluster(hardware, gpus=layout.world).cluster,
-        training=Training(seq_len=4096, global_batch=layout.global_batch),
+        training=Training(seq_len=4096, global_batch=layout.global_batch, runtime=runtime),
         layout=layout,
     )
     found = estimate(case)

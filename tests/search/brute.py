@@ -129,6 +129,8 @@ def _policies(asked: Question, base: dict[str, object]) -> Iterator[dict[str, ob
     reshards: list[object] = ["always"]
     if is_fsdp:
         reshards = ["never", *([] if pp > 1 else ["always", *_parts(ranks)[1:]])]
+        if pp > 1 and asked.training.traits.reshards_stages:
+            reshards.append("always")
     syncs = ["last"] if pp > 1 else ["every", "reduce_scatter_only", "last"]
     axes = product(
         _schedules(pp, layers),

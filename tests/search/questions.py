@@ -94,7 +94,7 @@ def question(
 def policies(question: Question) -> Iterator[Layout]:
     """Every layout with usual settings, without recomputation, whether it fits or not."""
     pins, cluster, training = question.pins, question.cluster, question.training
-    common = {"cluster": cluster, "pins": pins}
+    common, frees = {"cluster": cluster, "pins": pins}, training.traits.reshards_stages
     for d in degrees(model=question.model, training=training, **common):  # type: ignore[arg-type]
         for micro_batch in micro_batches(
             training=training, data_parallel=d.data_parallel, pins=pins
@@ -103,7 +103,7 @@ def policies(question: Question) -> Iterator[Layout]:
             for schedule, virtual_stages in schedules(
                 d=d, model=question.model, num_microbatches=number, pins=pins
             ):
-                for reshard in reshard_policies(d=d, **common):  # type: ignore[arg-type]
+                for reshard in reshard_policies(d=d, reshards_stages=frees, **common):  # type: ignore[arg-type]
                     for sync in sync_policies(d=d, num_microbatches=number, pins=pins):
                         yield layout_of(
                             d,

@@ -1,8 +1,9 @@
 """Phases of a pipeline rank: the moments of one step at which its memory can be highest.
 
 Under torch's schedules with reshard never, a rank gathers its blocks once and keeps them to the end
-of the step; unsharded gradients of the reduce dtype grow in a stage's first backward and stay until
-they are reduced after its last; a buffer waits for each message of the step from its beginning.
+of the step; where stages are resharded, moments say which blocks are there. Unsharded gradients of
+the reduce dtype grow in a stage's first backward and stay until they are reduced after its last; a
+buffer waits for each message of the step from its beginning.
 
 Source: torch 2.13 `torch/distributed/pipelining/stage.py`; checked against its schedules under a
 fake process group (tests/ground_truth).

@@ -1,8 +1,9 @@
 """Pipeline passes: all micro-batches through a pipeline, with data parallelism around them.
 
-Parameters are gathered before the first micro-batch (FSDP with reshard never, ZeRO's updated ones)
-and gradients reduced in or after each stage's last backward pass. The first rank ends last: what
-other ranks reduce meanwhile hides in their wait.
+Parameters are gathered before the first micro-batch (FSDP's, ZeRO's updated ones), and where stages
+are resharded, for each pass behind a forward pass of its stage. Gradients are reduced in or after
+each stage's last backward pass. The first rank ends last: what other ranks reduce meanwhile hides
+in their wait.
 
 Dual passes: DualPipe's forward and backward pass of two micro-batches side by side.
 
@@ -20,7 +21,7 @@ Source: DeepSeek-V3, arXiv 2412.19437, section 3.2.1 and figure 4.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -34,8 +35,14 @@ from fsdpplan.cost.overlap.exposed import (
     gather_waiting_seconds,
     reduction_exposed_seconds,
 )
-from fsdpplan.cost.overlap.passes import Passes, fsdp_micro_batch, plain_seconds
-from fsdpplan.cost.overlap.streams import MicroBatch
+from fsdpplan.cost.overlap.passes import (
+    Passes,
+    early_micro_batch,
+    fsdp_micro_batch,
+    plain_seconds,
+    with_seconds,
+)
+from fsdpplan.cost.overlap.streams import MicroBatch, pass_seconds
 from fsdpplan.cost.overlap.timing import block_times, block_work
 from fsdpplan.cost.schedule.stages import (
     StageKinds,
@@ -154,6 +161,8 @@ class PipelineParts:
     """Without what gathers and reductions add."""
     exposed: ExposedSeconds
     """What these add."""
+    regathered: Pairs = ()
+    """(forward, backward) of each stage where its blocks are gathered again; empty: they stay."""
 
     @property
     def busy_seconds(self) -> list[float]:
@@ -183,6 +192,13 @@ def pipeline_parts(case: Case) -> PipelineParts:
     pairs = dual_passes(case, stages, times)
     timing = played_timing(layout, times, weights, send, (), pairs.seconds)
     added = _fsdp_exposed if layout.sharding == "fsdp" else _replica_exposed
+    regathered: Pairs = ()
+    if layout.reshards_stages:
+        again = stages.each([regathering_seconds(case, one) for one in stages.kinds])
+        regathered = tuple(
+            (forward + more, backward + later)
+            for (forward, backward), (more, later) in zip(times, again, strict=True)
+        )
     return PipelineParts(
         stages=stages,
         times=tuple(times),
@@ -190,7 +206,8 @@ def pipeline_parts(case: Case) -> PipelineParts:
         send=send,
         pairs=pairs,
         timing=timing,
-        exposed=added(case, stages, times, weights, send, timing, pairs.seconds),
+        exposed=added(case, stages, times, weights, send, timing, regathered or pairs.seconds),
+        regathered=regathered,
     )
 
 
@@ -230,6 +247,24 @@ def stage_seconds(case: Case, stage: Stage) -> tuple[float, float]:
     return forward + ends / 2, backward + ends / 2
 
 
+def regathering_seconds(case: Case, stage: Stage) -> Pair:
+    """What gathering its blocks again adds to a (forward, backward) pass of a stage: what of it is
+    not beside the computation of that pass, and copies. Units of the ends stay gathered."""
+    batch = early_micro_batch(fsdp_micro_batch(case, stage), case.layout)
+    kept = {"gather": 0.0, "copy_out": 0.0, "upload": 0.0}
+    alone = replace(
+        batch,
+        tables=replace(batch.tables, **kept),
+        head=replace(batch.head, **kept),
+        root=replace(batch.root, **kept),
+    )
+    bare = pass_seconds(with_seconds(alone, **kept, regather=0.0))
+    forward, backward = (
+        max(0.0, one - other) for one, other in zip(pass_seconds(alone), bare, strict=True)
+    )
+    return forward, backward
+
+
 def _seconds_of(calls: Iterable[Calls], case: Case) -> float:
     return sum(call_seconds(call, case.cluster) for call in calls)
 
@@ -264,6 +299,7 @@ def _played(
     virtual_stages: int,
     send: float,
     paired: Pairs,
+    regathers: bool,
 ) -> PipelineTiming:
     return simulate_pipeline(
         schedule=schedule,  # type: ignore[arg-type]
@@ -275,6 +311,7 @@ def _played(
         backward_weight_seconds=weights,
         gathered_seconds=gathered,
         paired_seconds=paired,
+        regathers=regathers,
     )
 
 
@@ -285,6 +322,8 @@ def played_timing(
     send: float,
     gathered: Seconds,
     paired: Pairs = (),
+    *,
+    regathers: bool = False,
 ) -> PipelineTiming:
     """The pipeline played, from (forward, backward) of each stage; as in `simulate_pipeline`."""
     return _played(
@@ -297,6 +336,7 @@ def played_timing(
         layout.virtual_stages,
         send,
         paired,
+        regathers,
     )
 
 
@@ -349,8 +389,8 @@ def _fsdp_exposed(
     timing: PipelineTiming,
     paired: Pairs,
 ) -> ExposedSeconds:
-    """FSDP gathers a stage's units as its first forward pass needs them, and reduces them all after
-    its last backward pass.
+    """FSDP gathers a stage's units as its first forward pass needs them, or also as later ones do,
+    and reduces them all after its last backward pass.
 
     Source: torch 2.13 torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`, which
     runs FSDP's post-backward when the last backward pass is over.
@@ -359,7 +399,8 @@ def _fsdp_exposed(
     batches = [fsdp_micro_batch(case, stage) for stage in stages.kinds]
     gathers = stages.each([stage_gather_seconds(batch) for batch in batches])
     moments = first_forward_ends(layout, passes=times, gathers=gathers, send=send)
-    delayed = played_timing(layout, times, weights, send, moments, paired)
+    regathers = layout.reshards_stages
+    delayed = played_timing(layout, times, weights, send, moments, paired, regathers=regathers)
     reduced = _after_all(
         layout, timing, tuple(stages.each([stage_reduce_seconds(one) for one in batches]))
     )

@@ -28,8 +28,9 @@ BACKWARD_WEIGHT: Final = 3
 """By weights, later, where nobody waits: it fills bubbles."""
 PAIRED_FORWARD: Final = 4
 PAIRED_BACKWARD: Final = 5
-"""Forward and whole backward pass side by side with one of the other kind (`overlapped_pairs`): in
-the list of a rank they stand as plain ones, and take other times."""
+"""Forward and whole backward pass side by side with one of the other kind (`overlapped_pairs`), or
+with parameters to gather again (`regathering_passes`): in the list of a rank they stand as plain
+ones, and take other times."""
 
 ACTIVE_STAGES = 3
 """Stages whose parameters torch's pipeline runtime keeps gathered: the next that it will need."""
@@ -61,6 +62,17 @@ def overlapped_pairs(
     if rank == pp - 1:
         firsts = firsts[1:]
     return {at + second for at in firsts for second in (0, 1)}
+
+
+def regathering_passes(actions: Sequence[Action]) -> set[int]:
+    """Where in a rank's `actions` a pass finds the blocks of its stage resharded, as a forward pass
+    leaves them: as many as there are forward passes."""
+    found, last = set[int](), dict[int, int]()
+    for at, (stage, _, kind) in enumerate(actions):
+        if last.get(stage) == FORWARD:
+            found.add(at)
+        last[stage] = kind
+    return found
 
 
 def gathered_stages(actions: Sequence[Action]) -> list[tuple[int, ...]]:

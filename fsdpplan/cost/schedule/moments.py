@@ -148,24 +148,33 @@ KINDS = tuple(field.name for field in fields(Moments))
 
 
 def moments_of_rank(
-    actions: Sequence[Action], weights: Sequence[int], kept: Sequence[int] = ()
+    actions: Sequence[Action],
+    weights: Sequence[int],
+    kept: Sequence[int] = (),
+    *,
+    resharded_to: int = 0,
 ) -> Moments:
     """The moments of a rank that does `actions`; `weights` are the blocks of all stages of the
     pipeline, `kept` those of each, the last, that keep everything though the layout recomputes
-    (empty: none)."""
+    (empty: none). `resharded_to`: of so many blocks a pass that gathers them again has the
+    parameters at once; 0: they stay."""
     found = {kind: set[_Numbers]() for kind in KINDS}
-    for _ in _each_action(actions, weights, kept, found):
+    for _ in _each_action(actions, weights, kept, found, resharded_to):
         pass
     return Moments(**{kind: _highest(moments) for kind, moments in found.items()})
 
 
 def moments_in_turn(
-    actions: Sequence[Action], weights: Sequence[int], kept: Sequence[int] = ()
+    actions: Sequence[Action],
+    weights: Sequence[int],
+    kept: Sequence[int] = (),
+    *,
+    resharded_to: int = 0,
 ) -> list[Moments]:
-    """The moments of each of a rank's actions, none left out."""
+    """The moments of each of a rank's actions, none left out; as in `moments_of_rank`."""
     found = {kind: _Listed() for kind in KINDS}
     each: list[Moments] = []
-    for _ in _each_action(actions, weights, kept, found):
+    for _ in _each_action(actions, weights, kept, found, resharded_to):
         each.append(Moments(**{kind: tuple(map(Moment._make, own)) for kind, own in found.items()}))
         for own in found.values():
             own.clear()
@@ -183,6 +192,7 @@ def _each_action(
     weights: Sequence[int],
     kept: Sequence[int],
     seen: Mapping[str, _Seen],
+    resharded_to: int,
 ) -> Iterator[None]:
     """Go through `actions`, and add the moments of each kind to what `seen` has for it; yields
     behind each action."""
@@ -232,13 +242,17 @@ def _each_action(
         fresh.update(before[2])
         return seen
 
-    for (stage, _, kind), absent in zip(actions, _dropped(actions, weights), strict=False):
-        now_dropped = absent
+    freed = _freed(actions, weights, resharded_to)
+    for (stage, _, kind), absent in zip(actions, freed, strict=False):
+        now_dropped, at_its_end = absent
         has_loss = has_loss and kind == BACKWARD_WEIGHT
         blocks, keeping = weights[stage], kept[stage] if kept else 0
         if kind == FORWARD:
             alive, alive_kept = alive + blocks, alive_kept + keeping
             outputs += stage == 0
+            if at_its_end != now_dropped:  # at the first block of those that are still there
+                forward.add(now(max(0, blocks - 1), min(keeping, max(0, blocks - 1))))
+                now_dropped = at_its_end
             forward.add(now(keeping, keeping))
             if keeping:
                 forward_kept.add(now())
@@ -270,6 +284,7 @@ def _each_action(
             backward.add(now(keeping, keeping))
             if keeping:
                 backward_kept.add(now())
+        now_dropped = at_its_end
         if is_half:
             fresh[stage] = blocks
         elif stage not in graded:
@@ -302,7 +317,36 @@ def _each_action(
         yield
 
 
-def _dropped(actions: Sequence[Action], weights: Sequence[int]) -> Iterable[tuple[int, int]]:
+_Dropped = tuple[int, int]
+"""`Moment.dropped` and `Moment.dropped_ends`."""
+
+
+def _freed(
+    actions: Sequence[Action], weights: Sequence[int], resharded_to: int
+) -> Iterable[tuple[_Dropped, _Dropped]]:
+    """What is not gathered at the first and at the last block of each of a rank's actions."""
+    if not resharded_to:
+        return ((absent, absent) for absent in _dropped(actions, weights))
+    return _resharded(actions, weights, resharded_to)
+
+
+def _resharded(
+    actions: Sequence[Action], weights: Sequence[int], resharded_to: int
+) -> Iterator[tuple[_Dropped, _Dropped]]:
+    """The same where forward passes free the blocks of their stage: at their last block most of
+    them, and at the first block of the pass that gathers them again."""
+    missing = dict[int, int]()
+    for stage, _, kind in actions:
+        others = -sum(blocks for other, blocks in missing.items() if other != stage)
+        freed = others - max(0, weights[stage] - resharded_to)
+        begins = freed if stage in missing else others
+        yield ((begins, 0), (freed if kind == FORWARD else others, 0))
+        missing.pop(stage, None)
+        if kind == FORWARD:
+            missing[stage] = weights[stage]
+
+
+def _dropped(actions: Sequence[Action], weights: Sequence[int]) -> Iterable[_Dropped]:
     """`Moment.dropped` and `Moment.dropped_ends` at each of a rank's actions."""
     stages = {stage for stage, _, _ in actions}
     if len(stages) <= ACTIVE_STAGES:

@@ -212,22 +212,24 @@ def moments_of(
     num_microbatches: int,
     stage_weights: tuple[int, ...],
     kept_weights: tuple[int, ...] = (),
+    resharded_to: int = 0,
 ) -> Moments:
     """What a rank holds at the moments of a step that may hold most; `stage_weights` are the blocks
-    of each stage, `kept_weights` those that keep everything (empty: none)."""
+    of each stage, `kept_weights` those that keep everything (empty: none). `resharded_to` as in
+    `moments_of_rank`."""
     virtual_stages = len(stage_weights) // pp
     if schedule in ("gpipe", "looped_bfs", "1f1b"):
         stages = rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
         most = min(num_microbatches, pp - rank) if schedule == "1f1b" else num_microbatches
         few = short_actions(stages, most=most, several=most < num_microbatches)
-        return moments_of_rank(few, stage_weights, kept_weights)
+        return moments_of_rank(few, stage_weights, kept_weights, resharded_to=resharded_to)
     short = steady_microbatches(
         schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
     )
     actions = rank_actions(
         schedule=schedule, pp=pp, num_microbatches=short, virtual_stages=virtual_stages
     )
-    return moments_of_rank(actions[rank], stage_weights, kept_weights)
+    return moments_of_rank(actions[rank], stage_weights, kept_weights, resharded_to=resharded_to)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

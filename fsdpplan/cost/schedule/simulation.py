@@ -24,6 +24,7 @@ from fsdpplan.cost.schedule.actions import (
     gathered_stages,
     overlapped_pairs,
     rank_stages,
+    regathering_passes,
 )
 from fsdpplan.cost.schedule.order import rank_actions, round_microbatches, steady_microbatches
 from fsdpplan.spec.layout import Schedule
@@ -49,12 +50,14 @@ class Run:
     num_microbatches: int
     seconds: tuple[tuple[float, ...], ...]
     """Of each stage in one micro-batch, by pass: forward, backward, its input and weight half,
-    forward and backward side by side with one of the other kind; with the receive that a rank waits
-    for, under schedules that wait."""
+    forward and backward side by side with one of the other kind, or that gather parameters again;
+    with the receive that a rank waits for, under schedules that wait."""
     send_seconds: float
     """Between two ranks, beside compute; 0 where the ranks wait instead."""
     gathered_seconds: tuple[float, ...]
     """Before this moment a stage's first forward pass cannot end; empty: no such limit."""
+    regathers: bool = False
+    """Forward passes leave parameters resharded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +149,7 @@ def _steady_advance_seconds(run: Run, done: list[list[float]], round_size: int) 
 
 
 def _ends(run: Run, done: list[list[float]]) -> Ends:
-    last = _program(run.schedule, run.pp, run.num_microbatches, run.virtual_stages).last_backward
+    last = _program_of(run).last_backward
     return Ends(
         ranks=tuple([times[-1] for times in done]),
         stages=tuple([done[rank][at] for rank, at in last]),
@@ -155,7 +158,7 @@ def _ends(run: Run, done: list[list[float]]) -> Ends:
 
 def _played(run: Run) -> list[list[float]]:
     """When each action of each rank ends."""
-    program = _program(run.schedule, run.pp, run.num_microbatches, run.virtual_stages)
+    program = _program_of(run)
     seconds = [each for of_pass in run.seconds for each in of_pass]
     hop, gathered = run.send_seconds, run.gathered_seconds
     arrived = [0.0] * program.slots
@@ -182,8 +185,9 @@ class PlayedAction:
     """One action of a run that is played in full."""
 
     action: Action
-    """Its pass that of the rank's list, side by side with another one or not."""
+    """Its pass that of the rank's list, whatever is beside it."""
     is_paired: bool
+    """Side by side with another one, or with parameters to gather again."""
     start: float
     """When the rank is free and the input there."""
     end: float
@@ -200,7 +204,7 @@ class PlayedAction:
 
 def played_actions(run: Run) -> tuple[tuple[PlayedAction, ...], ...]:
     """What each rank does, in order, to the last micro-batch: what `run_ends` is the end of."""
-    program = _program(run.schedule, run.pp, run.num_microbatches, run.virtual_stages)
+    program = _program_of(run)
     lists = rank_actions(
         schedule=run.schedule,
         pp=run.pp,
@@ -265,8 +269,15 @@ class _Program:
     """(rank, place in its list) of each stage's last backward pass."""
 
 
+def _program_of(run: Run) -> _Program:
+    shape = (run.schedule, run.pp, run.num_microbatches, run.virtual_stages)
+    return _program(*shape, run.regathers)
+
+
 @lru_cache(maxsize=64)
-def _program(schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int) -> _Program:
+def _program(
+    schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int, regathers: bool
+) -> _Program:
     shape = {"schedule": schedule, "pp": pp, "virtual_stages": virtual_stages}
     lists = rank_actions(num_microbatches=num_microbatches, **shape)
     held = [rank_stages(rank=rank, **shape) for rank in range(pp)]  # type: ignore[arg-type]
@@ -278,14 +289,21 @@ def _program(schedule: Schedule, pp: int, num_microbatches: int, virtual_stages:
             if kind in (BACKWARD, BACKWARD_WEIGHT):
                 last[stage] = (rank, at)
     return _Program(
-        steps=tuple(_steps(lists, stages, num_microbatches, links, _pairs(lists, schedule))),
+        steps=tuple(
+            _steps(lists, stages, num_microbatches, links, _pairs(lists, schedule, regathers))
+        ),
         slots=2 + 2 * stages * num_microbatches,
         last_backward=tuple(last[stage] for stage in range(stages)),
     )
 
 
-def _pairs(lists: tuple[tuple[Action, ...], ...], schedule: Schedule) -> list[set[int]]:
-    """Of each rank, which of its actions are side by side with the next or the last one."""
+def _pairs(
+    lists: tuple[tuple[Action, ...], ...], schedule: Schedule, regathers: bool
+) -> list[set[int]]:
+    """Of each rank, which of its actions are side by side with the next or the last one; or which
+    gather parameters again."""
+    if regathers:
+        return [regathering_passes(todo) for todo in lists]
     return [
         overlapped_pairs(schedule=schedule, rank=rank, pp=len(lists), actions=todo)
         for rank, todo in enumerate(lists)

@@ -286,8 +286,20 @@ def stage_moments(case: Case, stage: Stage, *, in_flight_blocks: int) -> Moments
         layout.num_microbatches,
         stage,
         in_flight_blocks,
+        resharded_blocks(layout),
     )
     return found or at_once
+
+
+RESHARDED_UNITS = 3
+"""Units of FSDP that a pass which gathers them again has of them at once: what it computes with,
+the flat buffer that this came in, and the one that the next unit comes in."""
+
+
+def resharded_blocks(layout: Layout) -> int:
+    """Blocks of a pipeline's stage whose parameters are there at once while a pass gathers them
+    again; 0 where they stay."""
+    return RESHARDED_UNITS * layout.wrap_blocks if layout.reshards_stages else 0
 
 
 @lru_cache(maxsize=4096)
@@ -301,6 +313,7 @@ def _stage_moments(
     num_microbatches: int,
     stage: Stage,
     in_flight_blocks: int,
+    resharded_to: int,
 ) -> Moments | None:
     split = (per_stage, kinds, checkpoint_blocks)
     ranks = _ranks(*split, schedule, pp, counted_microbatches)
@@ -314,6 +327,7 @@ def _stage_moments(
             num_microbatches=num_microbatches,
             stage_weights=per_stage,
             kept_weights=kept,
+            resharded_to=resharded_to,
         )
         for rank, (holds, blocks) in enumerate(zip(ranks, in_flight, strict=True))
         if holds == stage and blocks == in_flight_blocks

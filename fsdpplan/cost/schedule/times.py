@@ -64,6 +64,7 @@ def simulate_pipeline(
     backward_weight_seconds: tuple[float, ...] = (),
     gathered_seconds: tuple[float, ...] = (),
     paired_seconds: tuple[tuple[float, float], ...] = (),
+    regathers: bool = False,
 ) -> PipelineTiming:
     """Time of all micro-batches through a pipeline whose stages may be uneven.
 
@@ -72,7 +73,8 @@ def simulate_pipeline(
     backward pass need it. `gathered_seconds`: before this moment, from the start of the step, a
     stage's first forward pass cannot end, as its parameters are still being gathered.
     `paired_seconds`: what (forward, backward) of a stage take where DualPipeV has each of them side
-    by side with one of the rank's other stage; empty: as long as alone.
+    by side with one of the rank's other stage; empty: as long as alone. With `regathers`, what
+    they take behind a forward pass of their stage, which left its parameters resharded.
     """
     run = pipeline_run(
         schedule=schedule,
@@ -84,6 +86,7 @@ def simulate_pipeline(
         backward_weight_seconds=backward_weight_seconds,
         gathered_seconds=gathered_seconds,
         paired_seconds=paired_seconds,
+        regathers=regathers,
     )
     pp, ends = run.pp, run_ends(run)
     work = [f + b for f, b in zip(forward_seconds, backward_seconds, strict=True)]
@@ -116,6 +119,7 @@ def pipeline_run(
     backward_weight_seconds: tuple[float, ...] = (),
     gathered_seconds: tuple[float, ...] = (),
     paired_seconds: tuple[tuple[float, float], ...] = (),
+    regathers: bool = False,
 ) -> Run:
     """What there is to play, from the same as `simulate_pipeline`."""
     _require_lengths(
@@ -140,14 +144,24 @@ def pipeline_run(
         virtual_stages=virtual_stages,
         num_microbatches=num_microbatches,
         seconds=(
-            (forward_seconds[0], *(seconds + waits for seconds in forward_seconds[1:])),
-            (*(seconds + waits for seconds in backward_seconds[:-1]), backward_seconds[-1]),
+            *_with_receives(forward_seconds, backward_seconds, waits),
             tuple(b - w for b, w in zip(backward_seconds, weights, strict=True)),
             weights,
-            *_paired(forward_seconds, backward_seconds, paired_seconds),
+            *_with_receives(*_paired(forward_seconds, backward_seconds, paired_seconds), waits),
         ),
         send_seconds=0.0 if waits else send_seconds,
         gathered_seconds=gathered_seconds,
+        regathers=regathers,
+    )
+
+
+def _with_receives(
+    forward: tuple[float, ...], backward: tuple[float, ...], seconds: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(forward, backward) of each stage with what it waits for its input."""
+    return (
+        (forward[0], *(one + seconds for one in forward[1:])),
+        (*(one + seconds for one in backward[:-1]), backward[-1]),
     )
 
 

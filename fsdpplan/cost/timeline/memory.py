@@ -36,6 +36,7 @@ from fsdpplan.cost.schedule.stages import (
     layout_stage_blocks,
     pipeline_ranks,
     pipeline_stages,
+    resharded_blocks,
 )
 from fsdpplan.cost.timeline.events import COMPUTE, Event, MemoryPoint
 from fsdpplan.spec.plan import Case
@@ -331,6 +332,7 @@ def _pipeline(rank: _Rank, actions: Sequence[tuple[float, float]]) -> list[_At]:
         todo,
         layout_stage_blocks(model=case.model, layout=layout),
         kept if rank.stage.kept_blocks else (),
+        resharded_to=resharded_blocks(layout),
     )
     is_sharded = layout.sharding == "fsdp"
     line: list[_At] = []

@@ -7,7 +7,7 @@ before first passes, reductions behind each stage's last one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -30,6 +30,7 @@ from fsdpplan.cost.schedule.actions import (
     BACKWARD_WEIGHT,
     FORWARD,
     gathered_stages,
+    regathering_passes,
 )
 from fsdpplan.cost.schedule.order import round_microbatches
 from fsdpplan.cost.schedule.simulation import PlayedAction, played_actions
@@ -113,7 +114,8 @@ def pipeline_lanes(case: Case, *, detail: Detail, detailed: int) -> tuple[int, l
             send_seconds=parts.send,
             backward_weight_seconds=parts.weights,
             gathered_seconds=moments,
-            paired_seconds=parts.pairs.seconds,
+            paired_seconds=parts.regathered or parts.pairs.seconds,
+            regathers=bool(parts.regathered),
         )
     )
     total = max(actions[-1].end for actions in played)
@@ -238,7 +240,8 @@ def _rank_lanes(
         receives = stage > 0 if kind == FORWARD else stage < last_stage
         message = shape.parts.send if waits and receives else 0.0
         lanes.wait(message, "pp", mark=mark)
-        lanes.wait(one.end - one.start - one.seconds, "all_gather", mark=mark)
+        again = _regathering_seconds(shape.parts, one)
+        lanes.wait(one.end - one.start - one.seconds + again, "all_gather", mark=mark)
         _pass(shape, lanes, one, mark)
         lanes.clock, clock = begun + one.end, one.end
         lanes.actions.append((begun + one.start, begun + one.end))
@@ -250,6 +253,15 @@ def _rank_lanes(
             _message(shape, lanes, one, played, begun, mark)
     lanes.add(total - clock, "bubble", "bubble", "bubble")
     return lanes
+
+
+def _regathering_seconds(parts: PipelineParts, one: PlayedAction) -> float:
+    """What a pass waits for parameters that the one before it has left resharded."""
+    if not (one.is_paired and parts.regathered):
+        return 0.0
+    stage, _, kind = one.action
+    way = 0 if kind == FORWARD else 1
+    return parts.regathered[stage][way] - parts.times[stage][way]
 
 
 def _message(
@@ -363,7 +375,7 @@ def _first_waits(lanes: Lanes, seconds: float) -> None:
 
 
 def _gathers(
-    shape: _Shape, actions: Iterable[PlayedAction], rank: int, lanes: Lanes, begun: float
+    shape: _Shape, actions: Sequence[PlayedAction], rank: int, lanes: Lanes, begun: float
 ) -> None:
     """Parameters of a rank's stages, where its first passes, or later ones, need them."""
     case, layout = shape.case, shape.case.layout
@@ -390,9 +402,24 @@ def _gathers(
             clock = max(clock, 0.0 if in_turn and stage not in seen else one.start)
             seen.add(stage)
             for unit in units[stage]:
-                for sent in (*unit.gathers, *unit.regathers):
+                for sent in unit.gathers:
                     clock += sent.seconds
                     lanes.send(begun + clock, sent, Mark(stage=stage))
+    if not layout.reshards_stages:
+        return
+    for at in sorted(regathering_passes(todo)):
+        stage, micro_batch, kind = todo[at]
+        is_forward = kind == FORWARD
+        mark = Mark(
+            direction="forward" if is_forward else "backward",
+            micro_batch=micro_batch,
+            stage=stage,
+        )
+        clock = max(clock, actions[at].start)
+        for unit in units[stage] if is_forward else units[stage][::-1]:
+            for sent in unit.regathers:
+                clock += sent.seconds
+                lanes.send(begun + clock, sent, mark)
 
 
 def _stage_units(shape: _Shape, stage: int) -> list[Unit]:

@@ -75,16 +75,18 @@ def fsdp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
 
     Each micro-batch gathers every unit in forward and, unless resharding is off, every unit of
     blocks again in backward. Under pipelining with reshard never, a step gathers once, or as
-    often as torch drops a stage of many. With expert parallelism the routed experts of each block
-    are a unit of their own.
+    often as torch drops a stage of many; blocks that are resharded also once for each forward
+    pass, in the pass behind it. With expert parallelism the routed experts of each block are a unit
+    of their own.
     """
     training, layout = case.training, case.layout
     shard, experts = shard_group(layout), expert_shard_group(layout)
     dtype = training.gathered_dtype
     for piece in stage.pieces:
-        gathers = layout.num_microbatches
+        gathers = of_blocks = layout.num_microbatches
         if layout.pp > 1:
             gathers = 1 if case.training.traits.keeps_stages else piece.gathers
+            of_blocks = gathers + (layout.num_microbatches if layout.reshards_stages else 0)
         for unit in block_units(case, piece):
             for size, group, number in (
                 (unit.size, shard, unit.number),
@@ -95,10 +97,10 @@ def fsdp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
                     group,
                     dtype,
                     number,
-                    gathers,
+                    of_blocks,
                     training=training,
                     layout=layout,
-                    regathers=True,
+                    regathers=layout.pp == 1,
                 )
         ends = end_units(case, piece)
         for size in (ends.tables, ends.head, ends.root):

@@ -10,7 +10,12 @@ from fsdpplan.cost.memory.peak import available_bytes, rank_memory
 from fsdpplan.cost.step import estimate
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.legality import in_pieces, legal_layout_problem
-from fsdpplan.spec.layout import ActivationCheckpointing, CheckpointBlocks, Layout
+from fsdpplan.spec.layout import (
+    ActivationCheckpointing,
+    CheckpointBlocks,
+    GradientSync,
+    Layout,
+)
 from fsdpplan.spec.plan import Estimate, Plan
 
 LEAST_SAVED_FRACTION = 0.05
@@ -69,7 +74,8 @@ def _leaner(plan: Plan) -> Iterator[Layout]:
 def _spreads(layout: Layout) -> Iterator[Layout]:
     """As it is, freed after forward, and sharded over all replicas."""
     yield layout
-    always = replace(layout, reshard_after_forward="always", gradient_sync="every")
+    sync: GradientSync = "last" if layout.pp > 1 else "every"
+    always = replace(layout, reshard_after_forward="always", gradient_sync=sync)
     if layout.sharding == "fsdp" and always != layout:
         yield always
     if layout.dp_replicate > 1:

@@ -20,7 +20,7 @@ from fsdpplan.search.question import Question
 from fsdpplan.search.rules.legality import legal_layout_problem, question_problem
 from fsdpplan.search.space import Space
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.layout import GradientSync, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
@@ -110,7 +110,8 @@ def _less_room(asked: Change) -> Iterator[Change]:
 def _sharding_changes(asked: Change) -> Iterator[Change]:
     """Reshard always, then shard over all ranks."""
     layout = asked.layout
-    always = replace(layout, reshard_after_forward="always", gradient_sync="every")
+    sync: GradientSync = "last" if layout.pp > 1 else "every"
+    always = replace(layout, reshard_after_forward="always", gradient_sync=sync)
     if layout.sharding == "fsdp":
         yield replace(asked, words="use --reshard-after-forward always", layout=always)
     if layout.data_parallel > 1:

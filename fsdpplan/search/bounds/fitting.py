@@ -19,13 +19,13 @@ from fsdpplan.search.bounds.room import Room
 from fsdpplan.search.enumerate import (
     Degrees,
     layout_of,
-    reshard_policies,
     schedules,
     sync_policies,
 )
 from fsdpplan.search.question import Question
 from fsdpplan.search.rules.legality import first_problem, in_pieces, most_saved_bytes
 from fsdpplan.search.rules.rule import Problem
+from fsdpplan.search.variants import reshards
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.values import replace
 
@@ -173,10 +173,8 @@ class Fitting:
 
     def _is_too_large(self, layout: Layout) -> bool:
         """Whether what needs no more did not fit: parameters resharded, a smaller micro-batch."""
-        policies = reshard_policies(
-            d=self.degrees, cluster=self.asked.cluster, pins=self.asked.pins
-        )
-        resharded = replace(layout, reshard_after_forward=policies[0])
+        leanest = reshards(self.asked, self.degrees)[0]
+        resharded = replace(layout, reshard_after_forward=leanest)
         return any(
             layout.micro_batch >= self.too_large.get(_policies(other), layout.micro_batch + 1)
             for other in (layout, resharded)
@@ -261,8 +259,7 @@ def number_of_layouts(asked: Question, d: Degrees, micro_batch: int) -> int:
     of_rank = _number_of_microbatches(asked, d, micro_batch)
     ways = schedules(d=d, model=asked.model, num_microbatches=of_rank, pins=asked.pins)
     syncs = sync_policies(d=d, num_microbatches=of_rank, pins=asked.pins)
-    reshards = reshard_policies(d=d, cluster=asked.cluster, pins=asked.pins)
-    return len(list(ways)) * len(reshards) * len(syncs) * len(asked.modes)
+    return len(list(ways)) * len(reshards(asked, d)) * len(syncs) * len(asked.modes)
 
 
 def _number_of_microbatches(asked: Question, d: Degrees, micro_batch: int) -> int:
@@ -276,7 +273,7 @@ def _leaves(asked: Question, d: Degrees, micro_batch: int) -> Iterator[Layout]:
     for schedule, virtual_stages in schedules(
         d=d, model=asked.model, num_microbatches=number, pins=pins
     ):
-        for reshard in reshard_policies(d=d, cluster=asked.cluster, pins=pins):
+        for reshard in reshards(asked, d):
             for sync in sync_policies(d=d, num_microbatches=number, pins=pins):
                 yield layout_of(
                     d,

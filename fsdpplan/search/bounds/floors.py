@@ -44,10 +44,10 @@ from fsdpplan.search.enumerate import (
     Degrees,
     layout_of,
     micro_batches,
-    reshard_policies,
     sync_policies,
 )
 from fsdpplan.search.question import Question
+from fsdpplan.search.variants import reshards
 from fsdpplan.spec.layout import (
     SPLIT_BACKWARD_SCHEDULES,
     ActivationCheckpointing,
@@ -182,7 +182,7 @@ class Floors:
             d,
             micro_batch=size,
             num_microbatches=number,
-            reshard=reshard_policies(d=d, cluster=asked.cluster, pins=asked.pins)[0],
+            reshard=reshards(asked, d)[0],
             sync=sync_policies(d=d, num_microbatches=number, pins=asked.pins)[0],
             schedule=schedule,
             virtual_stages=1,
@@ -295,8 +295,9 @@ class Floors:
     def _leanest_policies(self, layout: Layout) -> Layout:
         """With what keeps least of parameters and gradients."""
         pp, pins = layout.pp, self.asked.pins
-        is_flat = pp == 1 or layout.sharding != "fsdp"
-        reshard = pins.reshard_after_forward or ("always" if is_flat else "never")
+        frees = pp == 1 or self.asked.training.traits.reshards_stages
+        frees |= layout.sharding != "fsdp"
+        reshard = pins.reshard_after_forward or ("always" if frees else "never")
         sync = pins.gradient_sync or ("every" if pp == 1 else "last")
         if (reshard, sync) == (layout.reshard_after_forward, layout.gradient_sync):
             return layout

@@ -282,7 +282,8 @@ class Room:
         block = self._gathered_elements(layout, stage, blocks, is_settled=is_settled)
         gathered = min(of.gathered, of.gathered_matrix)
         if layout.pp > 1:
-            held += gathered * (block + (blocks + root if keeps else 0))
+            stays = 0 if layout.reshards_stages else blocks
+            held += gathered * (block + (stays + root if keeps else 0))
             stay = layout.gradient_sync == "last" and not training.traits.reduces_rounds
             return held, of.reduced * blocks if stay else 0
         has_buffer = layout.shard_ranks > 1 and not training.traits.flat_parameters

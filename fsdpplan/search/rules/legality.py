@@ -182,7 +182,7 @@ def problems(case: Case) -> Iterator[Problem]:
         _batch(layout, training),
         pieces_problems(layout=layout, training=training),
         _optimizer(layout, training),
-        pipeline_problems(model=model, layout=layout),
+        pipeline_problems(model=model, layout=layout, traits=training.traits),
         host_memory_problems(case),
         _recomputation(layout, model),
         torch_problems(case),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fsdpplan.cost.memory.peak import node_host_bytes
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
 from fsdpplan.cost.schedule.order import microbatches_refusal, stages_refusal
 from fsdpplan.cost.schedule.stages import layout_rank_stages, most_stages
 from fsdpplan.search.enumerate import LOOPED_SCHEDULES
@@ -16,6 +17,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
+from fsdpplan.spec.runtime import FSDP2, Runtime
 from fsdpplan.units import format_gib
 
 
@@ -29,12 +31,15 @@ class Problem:
     """The numbers, and what to use instead."""
 
 
-def pipeline_problems(*, model: Model, layout: Layout) -> Iterator[Problem]:
-    """What is wrong with the pipeline."""
+def pipeline_problems(
+    *, model: Model, layout: Layout, traits: Runtime = FSDP2
+) -> Iterator[Problem]:
+    """What is wrong with the pipeline; of the trainer's own software where no other is said."""
     yield from _stages(layout, model)
     if layout.pp > 1:
-        yield from _micro_batches(layout)
+        yield from _micro_batches(layout, traits)
         yield from _reduction(layout)
+        yield from _resharding(layout, traits)
         yield from _split_backward(layout)
 
 
@@ -75,7 +80,9 @@ def _has_idle_rank(layout: Layout) -> bool:
     return any(filled.isdisjoint(held) for held in layout_rank_stages(layout))
 
 
-def _micro_batches(layout: Layout) -> Iterator[Problem]:
+def _micro_batches(layout: Layout, traits: Runtime) -> Iterator[Problem]:
+    if traits.shortens_warmup and layout.schedule == "1f1b":
+        return
     number = layout.num_microbatches
     refusal = microbatches_refusal(schedule=layout.schedule, pp=layout.pp, num_microbatches=number)
     if refusal:
@@ -112,6 +119,10 @@ def _reduction(layout: Layout) -> Iterator[Problem]:
             "pipeline schedules reduce gradients after the last micro-batch; use "
             "--gradient-sync last",
         )
+
+
+def _resharding(layout: Layout, traits: Runtime) -> Iterator[Problem]:
+    """What is wrong with freeing parameters between the passes of a stage."""
     if layout.sharding != "fsdp" or layout.reshard_after_forward == "never":
         return
     if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
@@ -120,11 +131,26 @@ def _reduction(layout: Layout) -> Iterator[Problem]:
             sentence=f"schedule {layout.schedule} splits backward: with reshard after forward "
             "PyTorch 2.13 trains silently wrong with it; use --reshard-after-forward never",
         )
-    yield Problem(
-        reason="FSDP inside a pipeline without reshard never",
-        sentence="PyTorch's schedules drive fsdp inside a pipeline without resharding, and only "
-        "that is priced; use --reshard-after-forward never",
-    )
+    if not traits.reshards_stages:
+        yield Problem(
+            reason="FSDP inside a pipeline without reshard never",
+            sentence="PyTorch's schedules drive fsdp inside a pipeline without resharding, and "
+            "only that is priced; use --reshard-after-forward never",
+        )
+        return
+    if layout.reshard_after_forward != "always":
+        yield Problem(
+            reason="resharding to fewer ranks inside a pipeline",
+            sentence=f"reshard_after_forward {layout.reshard_after_forward} with pp {layout.pp}: "
+            f"{traits.words} frees the blocks of a stage or keeps them; use always or never",
+        )
+    if layout.virtual_stages > ACTIVE_STAGES:
+        yield Problem(
+            reason="resharding of more stages than torch keeps gathered",
+            sentence=f"reshard_after_forward always with {layout.virtual_stages} stages a rank is "
+            f"not priced: torch gathers stages as a whole beyond {ACTIVE_STAGES}; use "
+            f"--virtual-stages of at most {ACTIVE_STAGES}, or --reshard-after-forward never",
+        )
 
 
 def sharding_problems(case: Case) -> Iterator[Problem]:

@@ -122,7 +122,10 @@ def assert_not_ruled_out(model: Model, wanted: Question, layout: Layout) -> None
 
 
 ROOMY = {
-    "dense": (question("llama-3.1-8b", 16), ("fsdp2", "fsdp1", "autocast", "llama3", "megatron")),
+    "dense": (
+        question("llama-3.1-8b", 16),
+        ("fsdp2", "fsdp1", "autocast", "llama3", "megatron", "automodel"),
+    ),
     "mixture": (question("mixtral-8x7b", 32), ("fsdp2", "megatron")),
     "behind dense blocks": (
         question("deepseek-v3", 64, global_batch=240),
