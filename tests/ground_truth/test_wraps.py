@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
-from fsdpplan.spec.model import Model
+from fsdpplan.spec.model import Experts, Model
 from tests.ground_truth.fsdp_step import (
     measured_step,
     predicted_peak_bytes,
@@ -61,7 +61,11 @@ def test_peaks_of_units_under_tensor_parallelism(
     assert_equal_peaks(model, layout, seq_len=2048)
 
 
-BORDER = replace(SHARED, layers=6, experts=replace(SHARED.experts, dense_layers=2))
+BORDER = replace(
+    SHARED,
+    layers=6,
+    experts=Experts(experts=8, active=2, hidden=2048, shared_hidden=4096, dense_layers=2),
+)
 TURNS = replace(SECOND, layers=6)
 
 
