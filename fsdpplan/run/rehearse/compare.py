@@ -50,8 +50,9 @@ class ComparedCalls:
 
     @property
     def is_predicted(self) -> bool:
-        """The cost model leaves out how ranks tell each other numbers of tokens."""
-        return not self.dtype.startswith("int") or self.predicted_count > 0
+        """The cost model leaves out how ranks tell each other numbers of tokens, and how probable
+        experts were for them."""
+        return not self.dtype.startswith(("int", "float64")) or self.predicted_count > 0
 
     @property
     def agrees(self) -> bool:

@@ -138,9 +138,11 @@ def _keep_shares(
     assert config.experts is not None
     if counts is None:  # of a pipeline's stages this rank has those that are dense
         assert meshes is not None
-        shares = torch.zeros(2, config.experts.experts, device=meshes.parameters.device_type)
+        device = meshes.parameters.device_type
+        shares = torch.zeros(2, config.experts.experts, device=device, dtype=torch.float64)
     else:
-        sums = _over_data([mixture.probabilities for mixture in here], meshes)
+        # of many ranks' sums; nothing else of a step is sent in float64, which tells them apart
+        sums = _over_data([mixture.probabilities.double() for mixture in here], meshes)
         tokens = counts.sum(-1, keepdim=True) / config.experts.active
         shares = torch.stack([(counts / tokens).sum(0), (sums / tokens).sum(0)])
     if meshes is not None and meshes.pp is not None:
@@ -149,7 +151,7 @@ def _keep_shares(
     for mixture in here:
         mixture.expert_shares.copy_(chosen)
         mixture.probabilities.zero_()
-    auxiliary_loss: Tensor = config.experts.experts * (chosen * probable).sum()
+    auxiliary_loss: Tensor = config.experts.experts * (chosen * probable).sum().float()
     return auxiliary_loss
 
 
