@@ -137,7 +137,8 @@ def test_a_watcher_that_takes_long_to_end_is_not_judged_after(tmp_path: Path) ->
 
 def test_a_job_that_ends_while_the_watcher_judges_keeps_its_exit_code(tmp_path: Path) -> None:
     job = "until [ -e judged ]; do sleep 0.05; done; exit 17"
-    code, stopped, judged_by = watched(tmp_path, job, judges="sleep 1")
+    until_ended = 'until [ -n "$over" ]; do sleep 0.05; done'
+    code, stopped, judged_by = watched(tmp_path, job, judges=until_ended)
     assert (code, stopped) == ("17", "")
     assert len(judged_by) == 1
 
