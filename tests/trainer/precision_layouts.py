@@ -77,7 +77,14 @@ def train(text: str, recipe: Recipe, *, spoil: Spoil | None = None) -> dict[str,
         )
         if spoil is not None and step == SPOILED_STEP:
             spoil(assembled)
-        output = train_step(assembled, optimizer, batches, plan, clip_norm=recipe.clip_norm)
+        output = train_step(
+            assembled,
+            optimizer,
+            batches,
+            plan,
+            clip_norm=recipe.clip_norm,
+            balance=recipe.balance,
+        )
         loss = output.loss.clone()
         dist.all_reduce(loss)
         results["losses"].append(loss.item() * plan.layout.pp / dist.get_world_size())
