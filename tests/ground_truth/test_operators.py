@@ -61,7 +61,7 @@ def counted(model: Model) -> Counter[str]:
         batches = micro_batches(
             open_sequences(plan, None, seed=0), plan, first=0, rank=0, device=CPU
         )
-        program = DecoderProgram(plan, batches, RECIPE, Stage())
+        program = DecoderProgram(plan, batches, RECIPE, Stage(), on_spike="none")
         with fake_tensors() as mode:
             program.begin(mode)
             with OperatorCounter() as counter:
