@@ -11,6 +11,7 @@ from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Case
 from fsdpplan.units import format_gib
 from tests.search.tight import CARDS, MIXTRAL, questions, seconds, winners
 
@@ -46,8 +47,12 @@ def test_state_on_the_host_is_no_more_than_a_node_has() -> None:
         cluster = replace(CARDS.cluster, host_memory_bytes=size)
         found = recommend(model=CARDS.model, cluster=cluster, training=CARDS.training, pins=Pins())
         for row in found.ranked:
-            used = row.estimate.memory.host_bytes * cluster.gpus_per_node
-            assert size is None or used <= size
+            case = Case(
+                model=CARDS.model, cluster=cluster, training=CARDS.training, layout=row.layout
+            )
+            assert size is None or node_host_bytes(case) <= size
+            least = row.estimate.memory.host_bytes
+            assert least <= node_host_bytes(case) <= least * cluster.gpus_per_node
         assert found.fastest is not None
         return found.fastest.layout.offload == "cpu"
 

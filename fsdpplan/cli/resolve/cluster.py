@@ -47,7 +47,7 @@ def _machine_with(gpu: str) -> str:
         nodes = [name for name in profile_names("node") if load_node(name).device == names[0]]
         own = [name for name in nodes if name.startswith("dgx-")] or nodes
         if own:
-            return own[0]
+            return max(own, key=lambda name: load_node(name).gpus_per_node or 0)
         gpu = names[0]
     else:
         load_device(gpu)  # says which there are

@@ -163,6 +163,12 @@ def staging_bytes(sizes: RankSizes, element_bytes: int) -> int:
     return UNITS_IN_FLIGHT * unit * element_bytes
 
 
+def host_gradient_bytes(*, training: Training, layout: Layout) -> int:
+    """Bytes a parameter of the gradients in host memory, with the fp32 sums that they add up in."""
+    sums = FP32_BYTES * int(adds_in_fp32(training=training, layout=layout))
+    return formats(training=training, layout=layout).kept_gradient + sums
+
+
 def host_bytes(*, state: StateBytes, sizes: RankSizes, layout: Layout, element_bytes: int) -> int:
     """Parameters, gradients and optimizer state of one rank in host memory."""
     if layout.offload == "none":
@@ -183,8 +189,8 @@ def node_host_bytes(case: Case) -> int:
     each = []
     for stage in pipeline_ranks(model=case.model, layout=layout):
         state = rank_state(case, stage)
-        element_bytes = formats(training=case.training, layout=layout).kept_gradient
-        gradients = element_bytes * state.held_parameters
+        each_bytes = host_gradient_bytes(training=case.training, layout=layout)
+        gradients = each_bytes * state.held_parameters
         each.append(state.parameters + state.optimizer + gradients)
     of_stage, of_node = layout.world // layout.pp, case.cluster.gpus_per_node
     nodes = (range(first, first + of_node) for first in range(0, layout.world, of_node))
@@ -314,8 +320,7 @@ def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBr
             state=state,
             sizes=sizes,
             layout=layout,
-            element_bytes=element_bytes
-            + FP32_BYTES * int(adds_in_fp32(training=training, layout=layout)),
+            element_bytes=host_gradient_bytes(training=training, layout=layout),
         ),
         initialization_peak_bytes=initialization_peak_bytes(case, stage),
         checkpoint_peak_bytes=checkpoint_peak_bytes(case, stage),

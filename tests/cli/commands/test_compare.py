@@ -52,12 +52,16 @@ def test_questions_and_plans_say_what_recommend_says(capsys: pytest.CaptureFixtu
 
 
 def test_what_does_not_fit_is_said_beside_what_does(capsys: pytest.CaptureFixture[str]) -> None:
-    given = words(f"compare --model llama-3.1-8b --gpus 1,8 --hardware dgx-h100 {PINS}")
+    given = words(
+        f"compare --model llama-3.1-8b --gpus 1,8 --hardware dgx-h100 {PINS} --offload none"
+    )
     found = answer(capsys, *given)
     assert found["compared"][0]["layout"] is None
     assert "fits" in found["compared"][0]["problem"]
     assert found["differences"] == []
-    none = words(f"compare --model llama-3.1-70b --gpus 1,2 --hardware dgx-h100 {PINS}")
+    none = words(
+        f"compare --model llama-3.1-70b --gpus 1,2 --hardware dgx-h100 {PINS} --offload none"
+    )
     assert exit_code_of(none) == 3
 
 

@@ -43,6 +43,7 @@ def test_a_plan_is_for_a_program_that_has_such_blocks_and_its_next_step_works(
         "E" if config is NEXT else "-",
     )
     _, _, step = err.strip().rpartition("next: fsdpplan ")
+    Path("train.py").write_text("")
     assert exit_code_of(step.removesuffix(" > job.sbatch").split()) == 0
     capsys.readouterr()
     for command in (["emit-launch"], ["rehearse"], ["run", "--smoke"]):

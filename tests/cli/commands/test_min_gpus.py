@@ -22,7 +22,10 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("--model llama-3.2-1b --hardware dgx-h100 --pp 1 --cp 1", (1, 2)),
         ("--model llama-3.1-8b --hardware dgx-h100 --tp 8 --micro-batch 1", (1, 2, 4, 8, 16)),
-        ("--model llama-3.1-8b --hardware oci-bm-gpu-a10-4 --pp 1 --cp 1", (1, 2, 4, 8, 12, 16)),
+        (
+            "--model llama-3.1-8b --hardware oci-bm-gpu-a10-4 --pp 1 --cp 1 --offload none",
+            (1, 2, 4, 8, 12, 16),
+        ),
     ],
 )
 def test_it_is_the_first_of_a_scan(
@@ -42,7 +45,9 @@ def test_it_is_the_first_of_a_scan(
 
 def test_a_large_model_takes_no_time(capsys: pytest.CaptureFixture[str]) -> None:
     started = time.process_time()
-    given = words("recommend --model llama-3.1-405b --hardware dgx-h100 --min-gpus --no-save")
+    given = words(
+        "recommend --model llama-3.1-405b --hardware dgx-h100 --min-gpus --no-save --offload none"
+    )
     found = answer(capsys, *given, "--no-ledger")
     assert time.process_time() - started < 10
     assert found["cluster"]["gpus"] == 120

@@ -156,6 +156,7 @@ def test_what_did_not_rehearse_is_not_emitted(
 
 
 def test_a_program_of_ones_own_is_not_rehearsed_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.py").write_text("")
     assert exit_code_of(words("emit-launch --rehearsed --script train.py")) == 2
     assert "--build" in capsys.readouterr().err
 

@@ -161,7 +161,7 @@ def test_curves_stand_side_by_side(
         ("--gpus 8 --hardware dgx-h100,dgx-b200 --gpu a,b,c", 2, "one for each"),
         ("--gpus 8 --hardware dgx-h100 --inter-bw 1Gb/s", 2, "has no use on one node"),
         ("--gpus 8 --hardware dgx-h100 --global-batch 1,2", 2, "--global-batch"),
-        ("--gpus 1 --hardware dgx-h100 --sharding fsdp", 3, "nothing fits"),
+        ("--gpus 1 --hardware dgx-h100 --offload none --headroom 98%", 3, "nothing fits"),
     ],
 )
 def test_bad_input_is_one_error(
