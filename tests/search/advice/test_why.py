@@ -80,7 +80,7 @@ SITUATIONS = {
     "dense, many nodes, batch": situation(
         "llama-3.1-8b", "dgx-h100", 16, 64, "tp 2", "global batch"
     ),
-    "experts, nowhere": situation(
+    "experts, links": situation(
         "mixtral-8x7b", "dgx-h100", 32, 256, "ep 4", "bandwidth of infiniband"
     ),
     "experts, memory": situation("mixtral-8x7b", "dgx-h100", 32, 256, "no recompute", "GPU memory"),
