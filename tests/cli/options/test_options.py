@@ -374,6 +374,7 @@ OF_SOME_PLANS = {
     "--muon-nesterov": ("--no-muon-nesterov", "--no-muon-nesterov"),
     "--muon-ns-steps": ("--muon-ns-steps 6", "--muon-ns-steps=6"),
     "--expert-bias-rate": ("--expert-bias-rate 0", "--expert-bias-rate=0.0"),
+    "--router-aux-loss-coef": ("--router-aux-loss-coef 0.5", "--router-aux-loss-coef=0.5"),
 }
 
 
@@ -520,6 +521,9 @@ ELSEWHERE = {
     "--muon-nesterov": "cli/options/test_options.py",
     "--muon-ns-steps": "cli/options/test_options.py",
     "--expert-bias-rate": "cli/options/test_options.py",
+    "--router-aux-loss-coef": "cli/options/test_options.py",
+    "--drop-expert-bias": "trainer/huggingface/test_balance.py",
+    "--host-memory": "cli/commands/test_recommend.py",
     "--nodes": "slurm/test_detect_nodes.py, cli/commands/test_calibrate.py",
     "--no-save": "cli/commands/test_recommend.py",
     "--why": "cli/commands/test_explain.py, search/advice/test_why.py",
