@@ -206,7 +206,6 @@ CASES = {
     "virtual_stages_of_gpipe": Case(
         (*B8, "--pp", "2", "--schedule", "gpipe", "--virtual-stages", "2"), ("interleaved_1f1b",)
     ),
-    "estimate_without_degrees": Case(ONE, ("--dp-shard 64",)),
     "estimate_too_few_ranks": Case(
         (*ONE, "--dp-shard", "8", "--dp-replicate", "4"), ("leaves 2 of 64", "--gpus 32")
     ),
@@ -235,7 +234,7 @@ CASES = {
     ),
     # nothing fits
     "nothing_fits": Case(
-        ("recommend", "--params", "70e9", "--gpus", "8", "--hardware", "dgx-h100"),
+        words("recommend --params 70e9 --gpus 8 --hardware dgx-h100 --offload none"),
         ("GiB", "too much"),
         code=3,
     ),
