@@ -223,7 +223,7 @@ def test_a_node_without_a_network_stays_alone() -> None:
         load_cluster("lambda-2xh100", gpus=4)
 
 
-@pytest.mark.parametrize("name", ["dgx-h10", "DGX-H100", "h100", "dxg-h100"])
+@pytest.mark.parametrize("name", ["dgx-h10", "DGX-H100", "h10", "dxg-h100"])
 def test_an_unknown_name_lists_the_nearest(name: str) -> None:
     with pytest.raises(ProfileNotFound, match=r"nearest: \S+"):
         load_cluster(name)
