@@ -112,7 +112,7 @@ def test_the_next_questions_have_the_answers_of_asking_directly(small: fsdpplan.
 def test_the_fewest_gpus_are_those_below_which_nothing_fits() -> None:
     model = fsdpplan.load_model("llama-3.1-8b")
     training = fsdpplan.Training(seq_len=4096, global_batch=64)
-    pins = PINS | {"activation_checkpointing": "full"}
+    pins = PINS | {"activation_checkpointing": "full", "offload": "none"}
     found = fsdpplan.min_gpus(model, "dgx-h100", training, **pins)
     assert found.cluster.gpus == 4
     cluster = fsdpplan.load_cluster("dgx-h100", gpus=2)
@@ -171,7 +171,7 @@ def test_what_cannot_be_is_an_error_of_one_line() -> None:
     cluster = fsdpplan.load_cluster("dgx-h100", gpus=1)
     training = fsdpplan.Training(seq_len=4096, global_batch=8)
     with pytest.raises(fsdpplan.NoFeasibleLayout, match=r"no layout of llama-3\.1-8b"):
-        fsdpplan.recommend(fsdpplan.load_model("llama-3.1-8b"), cluster, training)
+        fsdpplan.recommend(fsdpplan.load_model("llama-3.1-8b"), cluster, training, offload="none")
     with pytest.raises(fsdpplan.SpecError, match="no model is called"):
         fsdpplan.load_model("lama-9")
 

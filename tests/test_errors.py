@@ -27,6 +27,7 @@ PASSED_ON = {
     "cli/resolve/inputs.py:refuse_question": "a sentence of search/rules/legality.py",
     "cli/commands/estimate.py:one_layout": "a sentence of search/rules/legality.py",
     "cli/commands/replan.py:replan": "a sentence of cli/resolve/other_gpus.py",
+    "cli/resolve/job.py:_require_computed": "a sentence of trainer/huggingface/same.py or load.py",
     "cli/resolve/job.py:require_its_recipe": "a sentence of trainer/options.py or its recipe",
     "cli/options/parse.py:release": "a sentence of spec/training.py",
     "cli/options/parse.py:nodes": "a sentence of spec/nodes.py",

@@ -63,7 +63,7 @@ COMMANDS = (
     ("learn", "learn runs.csv --ledger here.sqlite --json"),
     ("ledger", "ledger --ledger here.sqlite --json"),
     ("error", "estimate --model llama-3.1-8b --gpus 8 --hardware nowhere --json"),
-    ("error", f"recommend --params 70e9 --gpus 8 {PINNED}"),
+    ("error", f"recommend --params 70e9 --gpus 8 --offload none {PINNED}"),
 )
 """Which entry of the schema, and what prints it."""
 

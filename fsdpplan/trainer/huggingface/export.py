@@ -129,18 +129,19 @@ def require_no_bias_lost(model: nn.Module, what: Exported, config: ModelConfig) 
     if keeps_biases(what, config):
         return
     biases = [each for name, each in model.named_buffers() if name.endswith(BIAS)]
-    lost = torch.stack([each.any() for each in biases]).any() if biases else torch.tensor(False)
-    everywhere = [False] * dist.get_world_size()
-    dist.all_gather_object(everywhere, bool(lost))
-    if any(everywhere):
-        raise _lost("the run's checkpoint", "leave --export-hf out, or export", what)
+    lost = torch.zeros((), dtype=torch.int32, device=next(model.parameters()).device)
+    if biases:
+        lost += torch.stack([each.any() for each in biases]).any()
+    dist.all_reduce(lost, op=dist.ReduceOp.MAX)
+    if lost:
+        raise _lost("the run's checkpoint", "leave --export-hf out, or use", what)
 
 
 def _lost(where: str, instead: str, what: Exported) -> TrainerError:
     return TrainerError(
         f"{where} has biases that balance its experts, and a {what.family} has no place for them: "
-        f"without them its tokens would go to other experts; {instead} its checkpoint with "
-        "--drop-expert-bias, to be trained on by --init-from until its loss is what it was"
+        f"without them its tokens would go to other experts; {instead} fsdpplan export "
+        "--drop-expert-bias, and train on by --init-from until the loss is what it was"
     )
 
 
@@ -167,7 +168,7 @@ def export_checkpoint(
     TrainerError where biases of its experts would not go along, unless it `drops_biases`."""
     weights = _OfCheckpoint(path, what.dtype)
     if not drops_biases and not keeps_biases(what, model) and weights.has_biases():
-        raise _lost(path.name, "export", what)
+        raise _lost(path.name, "use", what)
     partial = _partial(folder)
     _begin(partial)
     _write_stage(partial, 0, model, what, weights, is_writer=True)

@@ -96,8 +96,8 @@ class UncountedTargets:
             raise TrainerError(
                 f"the micro-batches of a step have {-lowest} to {highest} targets, over all ranks, "
                 "and the loss of each was divided by its own number, so the gradient depends on "
-                "the layout: count them once a step, count = targets_per_micro_batch(plan, "
-                "targets), and give that to token_loss(output, targets, count), to a Hugging Face "
+                "the layout: use count = targets_per_micro_batch(plan, targets) once a step, and "
+                "give that to token_loss(output, targets, count), to a Hugging Face "
                 "model or a loss= of yours as num_items_in_batch (a loss that is a mean over rows "
                 "takes it and leaves it)"
             )
