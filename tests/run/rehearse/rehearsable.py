@@ -179,11 +179,14 @@ TRAINER_OPTIONS: tuple[Choice, ...] = (
         options=("--muon-ns-steps", "3", "--muon-learning-rate", "0.01", "--no-muon-nesterov"),
     ),
     Choice(name="--param-group", options=("--param-group", "*norm*:lr=0.5,weight_decay=0")),
-    Choice(
-        name="--expert-bias-rate 0",
-        layout={"ep": 2},
-        model=EXPERTS,
-        options=("--expert-bias-rate", "0"),
+    *(
+        Choice(name=" ".join(words), layout={"ep": 2}, model=EXPERTS, options=words)
+        for words in (
+            ("--expert-bias-rate", "0"),
+            ("--expert-bias-rate", "0.001"),
+            ("--router-aux-loss-coef", "0"),
+            ("--router-aux-loss-coef", "0.02"),
+        )
     ),
     Choice(name="--pack", options=("--pack",)),
 )
