@@ -28,8 +28,9 @@ from typing import get_args
 
 from fsdpplan.cost.kernels.operators import reads_last_output
 from fsdpplan.cost.memory.backward_steps import (
+    ExpertsUnit,
     WeightGradientsOf,
-    backward_peak_bytes,
+    backward_peaks_bytes,
     backward_steps,
     inputs_half_peak_bytes,
 )
@@ -61,7 +62,11 @@ class BlockActivations:
     forward_transient_bytes: int
     """Most that forward needs beyond what it has saved by then."""
     backward_peak_bytes: int
-    """Most that backward reaches above the level at its start, weight gradients included."""
+    """Most that backward reaches above the level at its start, weight gradients included; where
+    routed experts are a unit of their own, before they are reduced."""
+    reduced_peak_bytes: int
+    """The same from their reduction on, what they were gathered into not counted; 0 where they are
+    no unit of their own."""
     inputs_half_peak_bytes: int
     """The same in the half by inputs of a split backward pass, above the level at its start."""
     weight_gradient_bytes: int
@@ -234,12 +239,10 @@ def block_activations(
     shape: BlockShape,
     mode: ActivationCheckpointing,
     weight_gradients: WeightGradientsOf,
-    experts_reduction: int = 0,
+    experts: ExpertsUnit | None = None,
 ) -> BlockActivations:
-    """All activation quantities of one block for one micro-batch on one rank.
-
-    `experts_reduction` bytes are what routed experts are reduced from, within the block's backward;
-    0 where they are reduced with the block."""
+    """All activation quantities of one block for one micro-batch on one rank; `experts`: those that
+    are a unit of their own."""
     model, kernels = shape.model, shape.kernels
     tensors = block_tensors_bytes(shape)
     gradients = weight_gradient_bytes(
@@ -257,8 +260,19 @@ def block_activations(
         gradients=gradients,
         kernels=kernels,
         recomputed=recomputed,
-        experts_reduction=experts_reduction if leaves_gradients else 0,
+        experts=experts if leaves_gradients else None,
     )
+    left = gradients
+    if experts and leaves_gradients:
+        left = weight_gradient_bytes(
+            model=model,
+            tp=shape.tp,
+            element_bytes=shape.element_bytes,
+            ep=shape.ep,
+            has_experts=False,
+        )
+    peak, reduced_peak = backward_peaks_bytes(steps, weight_gradients=weight_gradients)
+    again = tensors.gather_buffer_bytes + remade
     return BlockActivations(
         saved_bytes=saved_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels),
         live_bytes=everything + unread - recomputed - remade,
@@ -268,14 +282,14 @@ def block_activations(
         )
         - unread,
         backward_peak_bytes=max(
-            backward_peak_bytes(steps, weight_gradients=weight_gradients),
+            peak,
             _routed_beyond_bytes(model, tensors, mode=mode, kernels=kernels) if recomputes else 0,
         )
-        + tensors.gather_buffer_bytes
-        + remade,
+        + again,
+        reduced_peak_bytes=reduced_peak + again if reduced_peak else 0,
         inputs_half_peak_bytes=inputs_half_peak_bytes(steps),
-        weight_gradient_bytes=gradients.total if leaves_gradients else 0,
-        last_weight_gradient_bytes=0 if model.mlp_bias else gradients.up or gradients.down,
+        weight_gradient_bytes=left.total if leaves_gradients else 0,
+        last_weight_gradient_bytes=0 if model.mlp_bias else left.up or left.down or left.other,
     )
 
 
@@ -359,7 +373,7 @@ def mean_activations(
     masked: float,
     mode: ActivationCheckpointing,
     weight_gradients: WeightGradientsOf,
-    experts_reduction: int = 0,
+    experts: ExpertsUnit | None = None,
 ) -> BlockActivations:
     """Activations of a block of a model of whose blocks the share `masked` has masks: what it keeps
     in the mean, what it needs beside that as the larger of both kinds."""
@@ -369,7 +383,7 @@ def mean_activations(
                 shape=one,
                 mode=mode,
                 weight_gradients=weight_gradients,
-                experts_reduction=experts_reduction,
+                experts=experts,
             ),
             share,
         )
@@ -386,6 +400,7 @@ def mean_activations(
         live_bytes=saved + max(kind.live_bytes - kind.saved_bytes for kind, _ in kinds),
         forward_transient_bytes=max(plain.forward_transient_bytes, wide.forward_transient_bytes),
         backward_peak_bytes=max(plain.backward_peak_bytes, wide.backward_peak_bytes),
+        reduced_peak_bytes=max(plain.reduced_peak_bytes, wide.reduced_peak_bytes),
         inputs_half_peak_bytes=max(plain.inputs_half_peak_bytes, wide.inputs_half_peak_bytes),
     )
 

@@ -31,9 +31,23 @@ class BackwardStep:
     let_go: int = 0
     """Part of `freed` that the half by inputs of a split backward pass frees, too: gradients that
     are no layer's output. It keeps all else for the half by weights (`pipeline_weights`)."""
+    reduces_experts: bool = False
+    """It is the reduction of routed experts that are a unit of their own: their gathered parameters
+    and what was reduced before are gone by then."""
     beside: int = 0
     """Gradients of norms' outputs that it keeps beside those of their inputs, which are no larger:
     a whole backward pass has one of the two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsUnit:
+    """Routed experts of a block that FSDP reduces by themselves, as soon as their gradients are
+    there."""
+
+    reduce_bytes: int
+    """Their reduce-scatter input."""
+    gradient_bytes: int
+    """Their unsharded gradients, which it is made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +72,12 @@ def backward_steps(
     gradients: WeightGradients,
     kernels: Kernels,
     recomputed: int = 0,
-    experts_reduction: int = 0,
+    experts: ExpertsUnit | None = None,
 ) -> list[BackwardStep]:
     """The operators of one block's backward, last operator of forward first; `recomputed` bytes of
-    attention are made again when its turn comes, `experts_reduction` bytes are what routed experts
-    are reduced from as soon as their gradients are there."""
+    attention are made again when its turn comes; `experts`: those that are a unit of their own."""
     feed_forward = (
-        _mixture_steps(model, tensors, gradients, kernels, experts_reduction)
+        _mixture_steps(model, tensors, gradients, kernels, experts)
         if model.experts
         else _network_steps(model, tensors, gradients, kernels)
     )
@@ -139,7 +152,7 @@ def _feed_forward_steps(
 
 
 def _mixture_steps(
-    model: Model, t: BlockTensors, w: WeightGradients, kernels: Kernels, reduction: int
+    model: Model, t: BlockTensors, w: WeightGradients, kernels: Kernels, experts: ExpertsUnit | None
 ) -> list[BackwardStep]:
     """The experts that every token visits, then the routed ones between combine and dispatch, then
     the router, whose gradient is fp32 where it reads a copy."""
@@ -158,12 +171,23 @@ def _mixture_steps(
         allocated=normed, freed=t.routed.router_input_bytes, let_go=t.routed.router_input_bytes
     )
     returned = t.routed.returned_kept_bytes
+    reduction = (
+        [
+            step(
+                allocated=experts.reduce_bytes,
+                freed=experts.gradient_bytes,
+                reduces_experts=True,
+            )
+        ]
+        if experts
+        else []
+    )
     return [
         *(_network_steps(model, t, WeightGradients(), kernels) if t.inner_bytes else []),
         step(allocated=rows + returned, freed=2 * returned, let_go=returned),
         step(allocated=rows, freed=rows, let_go=rows),
         *_feed_forward_steps(routed, w, gated=model.is_gated, fused=kernels.fused, own=0),
-        *([step(allocated=reduction, freed=w.down + w.gate + w.up)] if reduction else []),
+        *reduction,
         step(
             weight_gradient=w.other,
             allocated=normed,
@@ -297,10 +321,15 @@ def _attention_steps(
     ]
 
 
-def backward_peak_bytes(steps: list[BackwardStep], *, weight_gradients: WeightGradientsOf) -> int:
-    """Highest level in the backward of one block above the level at its start."""
-    level = peak = 0
+def backward_peaks_bytes(
+    steps: list[BackwardStep], *, weight_gradients: WeightGradientsOf
+) -> tuple[int, int]:
+    """Highest levels in the backward of one block above the level at its start: before routed
+    experts are reduced, and from then on; 0 where they are no unit of their own."""
+    level = peak = before = 0
     for step in steps:
+        if step.reduces_experts:
+            before, peak = peak, 0
         peak = max(peak, level + step.weight_gradient + step.allocated)
         level += step.allocated - step.freed
         match weight_gradients:
@@ -311,7 +340,8 @@ def backward_peak_bytes(steps: list[BackwardStep], *, weight_gradients: WeightGr
             case "cast" | "cast_and_added":
                 peak = max(peak, level + 2 * step.weight_gradient)
                 level += step.weight_gradient * (1 if weight_gradients == "cast" else -1)
-    return peak
+    are_apart = any(step.reduces_experts for step in steps)
+    return (before, peak) if are_apart else (peak, 0)
 
 
 def inputs_half_peak_bytes(steps: list[BackwardStep]) -> int:

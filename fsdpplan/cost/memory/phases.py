@@ -8,8 +8,10 @@ stays from the end of forward until backward is past it. The root, which has wha
 maybe both, stays gathered from the first forward to the end of backward. Each function below
 returns the candidates of one stretch of that timeline, in the last micro-batch of a step, read off
 torch 2.13's `_fsdp_param_group.py` and `_fsdp_collectives.py` and off real FSDP2 steps under fake
-tensors. Along a run of units with the same neighbours every quantity is linear in the unit's index,
-so the ends of such runs bound the others.
+tensors. Routed experts that are units of their own come and go within their block: gathered for it
+alone, with those of the block before gathered in advance, and reduced as soon as their gradients
+are there. Along units that are alike and have like neighbours every quantity is linear in the index
+of the unit, so the first and the last of them bound the others.
 
 Phases of a rank that holds its parameters whole: DDP, ZeRO-1 and ZeRO-2.
 
@@ -20,13 +22,15 @@ softwares keep are added by arithmetic.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 
 
 def fsdp_phases(s: RankSizes) -> list[Phase]:
     """All candidates of an FSDP rank."""
-    indices = _bounding_units(s)
+    indices = _bounding_units(s.unit_order)
     forward = [phase for index in indices for phase in unit_forward_phases(s, index)]
     backward = [phase for index in indices for phase in unit_backward_phases(s, index)]
     return [
@@ -39,18 +43,15 @@ def fsdp_phases(s: RankSizes) -> list[Phase]:
     ]
 
 
-def _bounding_units(s: RankSizes) -> list[int]:
-    """The ends of runs of units along which every quantity is linear in the index.
-
-    Between runs stand the units that are like no other: the first, behind which nothing was; the
-    last, which may be short, and the one before it, behind which that is reduced; and the one from
-    whose blocks on everything is kept.
-    """
-    unlike = {0, s.units - 2, s.units - 1}
-    if 0 < s.kept_blocks < s.blocks:
-        unlike.add((s.blocks - s.kept_blocks) // s.unit_blocks)
-    near = {index + step for index in unlike for step in (-1, 0, 1)}
-    return sorted(index for index in near if 0 <= index < s.units)
+@lru_cache(maxsize=1024)
+def _bounding_units(order: tuple[int, ...]) -> list[int]:
+    """The first and the last of the units that are alike and have like neighbours: along those
+    every quantity is linear in the index. `order`: of which kind each unit is."""
+    around = (-1, *order, -1)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for index in range(len(order)):
+        alike.setdefault(around[index : index + 3], []).append(index)
+    return sorted({end for indices in alike.values() for end in (indices[0], indices[-1])})
 
 
 def first_phases(s: RankSizes) -> list[Phase]:
@@ -73,35 +74,58 @@ def first_phases(s: RankSizes) -> list[Phase]:
 
 
 def unit_forward_phases(s: RankSizes, index: int) -> list[Phase]:
-    """Forward of unit `index`: its gather beside the buffer of the one before; its computation."""
-    before, blocks = index * s.unit_blocks, s.blocks_of(index)
+    """Forward of unit `index`: its gather beside the buffer of what was gathered before; its
+    computation, block by block, beside routed experts that are gathered for each."""
+    before, unit = index * s.unit_blocks, s.unit(index)
     behind = 0
     if not s.has_lean_units:
-        behind = s.unit_blocks * s.prefetched_block_bytes if index else s.ends.first.buffer_bytes
-    copied = s.ends.root.gathered_bytes
-    copied += before * s.kept_block_bytes + blocks * s.gathered_block_bytes
-    parameters = copied + blocks * s.buffer_block_bytes + before * s.copies_block_bytes
-    gather = Phase(
-        name="forward",
-        gradients_bytes=s.gradient_bytes(0),
-        unsharded_parameters_bytes=parameters + behind,
-        gathers_bytes=s.gather_bytes(copied, behind + blocks * s.buffer_block_bytes),
-        unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_ends_bytes,
-        activations_bytes=s.saved_bytes(before) + s.block.residual_bytes,
-    )
-    computes = [
-        Phase(
+        behind = s.unit(index - 1).last_prefetched_bytes if index else s.ends.first.buffer_bytes
+    copied = s.ends.root.gathered_bytes + before * s.kept_block_bytes + unit.gathered_bytes
+
+    def phase(*, copied: int, buffers: int, copies: int, saved: int, extra: int = 0) -> Phase:
+        return Phase(
             name="forward",
             gradients_bytes=s.gradient_bytes(0),
-            unsharded_parameters_bytes=parameters + (end - before) * s.copies_block_bytes,
-            gathers_bytes=s.gather_bytes(copied, blocks * s.buffer_block_bytes),
+            unsharded_parameters_bytes=copied + buffers + copies * s.copies_block_bytes,
+            gathers_bytes=s.gather_bytes(copied, buffers),
             unsharded_gradients_bytes=s.held_bytes(s.blocks) + s.behind_ends_bytes,
-            activations_bytes=s.saved_bytes(end),
-            temporaries_bytes=block.forward_transient_bytes,
+            activations_bytes=saved,
+            temporaries_bytes=extra,
         )
-        for end, _, block in s.runs(before, blocks)
+
+    phases = [
+        phase(
+            copied=copied,
+            buffers=behind + unit.buffer_bytes,
+            copies=before,
+            saved=s.saved_bytes(before) + s.block.residual_bytes,
+        )
     ]
-    return [gather, *computes]
+    kept = 0
+    for run in unit.runs:
+        done = before + run.end
+        of_experts = run.experts_bytes + kept + (run.number - 1) * run.experts_kept_bytes
+        kept += run.number * run.experts_kept_bytes
+        if run.experts_bytes and not s.has_lean_units:
+            earlier = run.experts_buffer_bytes if run.number > 1 else unit.buffer_bytes
+            phases.append(
+                phase(
+                    copied=copied + of_experts,
+                    buffers=earlier + run.experts_buffer_bytes,
+                    copies=done,
+                    saved=s.saved_bytes(done - 1) + s.block.residual_bytes,
+                )
+            )
+        phases.append(
+            phase(
+                copied=copied + of_experts,
+                buffers=run.experts_buffer_bytes or unit.buffer_bytes,
+                copies=done,
+                saved=s.saved_bytes(done),
+                extra=run.block.forward_transient_bytes,
+            )
+        )
+    return phases
 
 
 def loss_phases(s: RankSizes) -> list[Phase]:
@@ -127,9 +151,10 @@ def loss_phases(s: RankSizes) -> list[Phase]:
             logits_bytes=logits,
         )
 
-    last_blocks = s.blocks_of(s.units - 1)
-    buffer = head.buffer_bytes if head else last_blocks * s.buffer_block_bytes
-    behind = 0 if s.has_lean_units else last_blocks * s.buffer_block_bytes
+    last = s.unit(s.units - 1)
+    last_buffer = last.runs[-1].experts_buffer_bytes or last.buffer_bytes
+    buffer = head.buffer_bytes if head else last_buffer
+    behind = 0 if s.has_lean_units else last_buffer
     gather = phase("forward", parameters=buffer + behind, gradients=0, logits=0, extra=0)
     first = [gather] if head else []
     if s.pieces is not None:
@@ -169,7 +194,7 @@ def loss_phases(s: RankSizes) -> list[Phase]:
         ),
         phase(
             "loss",
-            parameters=last_blocks * s.prefetched_block_bytes if s.regathers else 0,
+            parameters=last.prefetched_bytes if s.regathers else 0,
             gradients=s.head_gradient_made_bytes,
             logits=logits,
             extra=s.last_normed_bytes,
@@ -182,8 +207,7 @@ def head_backward_phases(s: RankSizes) -> list[Phase]:
     head, root = s.ends.head, s.ends.root
     if not head:
         return []
-    last_blocks = s.blocks_of(s.units - 1)
-    prefetched = last_blocks * s.prefetched_block_bytes if s.regathers else 0
+    prefetched = s.unit(s.units - 1).prefetched_bytes if s.regathers else 0
     beside = s.behind_ends_bytes if s.keeps_reduction_behind else 0
     copied = root.gathered_bytes + s.blocks * s.kept_block_bytes
     held = s.held_bytes(s.blocks)
@@ -210,18 +234,19 @@ def head_backward_phases(s: RankSizes) -> list[Phase]:
 
 def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     """Backward of unit `index`: its copy-out, its computation, its reduction."""
-    before, blocks = index * s.unit_blocks, s.blocks_of(index)
+    before, unit = index * s.unit_blocks, s.unit(index)
+    blocks, head = unit.blocks, s.ends.head
     done = s.blocks - before - blocks
-    head = s.ends.head
     kept = s.ends.root.gathered_bytes + before * s.kept_block_bytes
-    prefetched = s.unit_blocks * s.prefetched_block_bytes if s.regathers and index else 0
-    behind = s.blocks_of(index + 1) * s.reduce_block_bytes
-    if not done:
+    prefetched = s.unit(index - 1).prefetched_bytes if s.regathers and index else 0
+    if done:
+        behind = s.unit(index + 1).reduce_bytes
+    else:
         behind = head.reduce_bytes if head else s.behind_ends_bytes
     beside = behind if s.keeps_reduction_behind and (done or head) else 0
     held = s.held_bytes(before + blocks) - head.held_bytes
     held += 0 if head else s.head_gradient_bytes
-    last_gradient = 0 if s.has_lean_units else s.block.last_weight_gradient_bytes
+    last_gradient = 0 if s.has_lean_units else unit.runs[-1].block.last_weight_gradient_bytes
 
     def phase(
         *,
@@ -229,58 +254,82 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
         buffers: int,
         copies: int,
         gradients: int,
-        shards: int,
         saved: int,
+        reduced_elements: int = 0,
+        shards: int = 0,
         extra: int = 0,
     ) -> Phase:
+        reduced_elements += head.shard_elements
         return Phase(
             name="backward",
-            gradients_bytes=s.gradient_bytes(done, ends=head.shard_elements) + shards,
-            unsharded_parameters_bytes=kept + copied + buffers + copies,
+            gradients_bytes=s.gradient_bytes(done, ends=reduced_elements) + shards,
+            unsharded_parameters_bytes=kept + copied + buffers + s.copy_bytes(copies),
             gathers_bytes=s.gather_bytes(kept + copied, buffers),
             unsharded_gradients_bytes=held + gradients,
             activations_bytes=saved + s.block.residual_bytes,
             temporaries_bytes=extra,
         )
 
-    copies = s.copy_bytes(before + blocks)
     copy_out = phase(
-        copied=blocks * (s.gathered_block_bytes + s.kept_block_bytes),
-        buffers=blocks * s.buffer_block_bytes,
-        copies=copies,
+        copied=unit.gathered_bytes + blocks * s.kept_block_bytes,
+        buffers=unit.buffer_bytes,
+        copies=before + blocks,
         gradients=behind,
-        shards=0,
         saved=s.saved_bytes(before + blocks),
     )
-    computes = [
-        phase(
-            copied=blocks * s.gathered_block_bytes,
-            buffers=prefetched,
-            copies=s.copy_bytes(end),
-            gradients=behind,
-            shards=0,
-            saved=s.saved_bytes(end) + block.live_bytes - block.saved_bytes,
-            extra=block.backward_peak_bytes
-            + (before + blocks - end) * block.weight_gradient_bytes
-            # of the later blocks of the run, when the first is at work
-            + max(0, (number - 1) * (block.weight_gradient_bytes - block.saved_bytes)),
-        )
-        for end, number, block in s.runs(before, blocks)
-    ]
+    computes = []
+    experts_kept = sum(run.number * run.experts_kept_bytes for run in unit.runs)
+    gradients = reduced_elements = 0
+    for at in range(len(unit.runs) - 1, -1, -1):
+        run = unit.runs[at]
+        block, end = run.block, before + run.end
+        for turn in sorted({0, run.number - 1}):  # the last block of the run, then the first
+            earlier = run if turn < run.number - 1 else unit.runs[at - 1] if at else None
+            ahead = prefetched
+            if earlier and s.regathers:
+                ahead = earlier.experts_prefetched_bytes or prefetched
+            given = {
+                "copies": end - turn,
+                "reduced_elements": reduced_elements + turn * run.experts_shard_elements,
+                "saved": s.saved_bytes(end - turn) + block.live_bytes - block.saved_bytes,
+            }
+            made = gradients + turn * block.weight_gradient_bytes
+            if turn:
+                behind = run.experts_reduce_bytes or behind
+            copied = unit.gathered_bytes
+            copied += experts_kept - (turn + 1) * run.experts_kept_bytes
+            at_work = {**given, "copied": copied + run.experts_bytes, "gradients": made + behind}
+            if run.experts_bytes and s.regathers:
+                computes.append(phase(buffers=run.experts_buffer_bytes, **at_work))
+            if block.live_bytes > block.saved_bytes and not s.has_lean_units:
+                # recomputation is a forward pass, behind which their buffer is still there
+                ahead = max(ahead, run.experts_buffer_bytes)
+            computes.append(phase(buffers=ahead, extra=block.backward_peak_bytes, **at_work))
+            if block.reduced_peak_bytes:
+                made += behind if s.keeps_reduction_behind else 0
+                extra = block.reduced_peak_bytes
+                computes.append(
+                    phase(buffers=ahead, copied=copied, gradients=made, extra=extra, **given)
+                )
+        gradients += run.number * block.weight_gradient_bytes
+        reduced_elements += run.number * run.experts_shard_elements
+        experts_kept -= run.number * run.experts_kept_bytes
+        behind = run.experts_reduce_bytes or behind
     copy_in = phase(
         copied=0,
         buffers=prefetched,
-        copies=s.copy_bytes(before),
-        gradients=blocks * (s.reduce_block_bytes + s.block_gradient_bytes) + beside,
-        shards=0,
+        copies=before,
+        gradients=unit.reduce_bytes + unit.gradient_bytes + beside,
+        reduced_elements=reduced_elements,
         saved=s.saved_bytes(before),
     )
     reduced = phase(
         copied=0,
         buffers=prefetched,
-        copies=s.copy_bytes(before),
-        gradients=blocks * (s.reduce_block_bytes - s.held_block_bytes) + beside + last_gradient,
-        shards=blocks * s.shard_block_elements * s.reduced_bytes,
+        copies=before,
+        gradients=unit.reduce_bytes - blocks * s.held_block_bytes + beside + last_gradient,
+        reduced_elements=reduced_elements,
+        shards=unit.shard_elements * s.reduced_bytes,
         saved=s.saved_bytes(before),
     )
     return [*([copy_out] if s.regathers else []), *computes, copy_in, reduced]
@@ -297,12 +346,12 @@ def last_backward_phases(s: RankSizes) -> list[Phase]:
         gathers_bytes=s.gather_bytes(root.gathered_bytes, 0),
         unsharded_gradients_bytes=(0 if head else s.head_gradient_bytes)
         + s.embedding_gradient_bytes
-        + s.blocks_of(0) * s.reduce_block_bytes
+        + s.unit(0).reduce_bytes
         + held,
         activations_bytes=s.block.residual_bytes + s.other_micro_batches_bytes,
     )
     phases, reduced = [embedding], head.shard_elements
-    behind = s.blocks_of(0) * s.reduce_block_bytes
+    behind = s.unit(0).reduce_bytes
     waiting = tables.gradient_bytes + root.gradient_bytes
     for end in (root, tables):
         if not end:

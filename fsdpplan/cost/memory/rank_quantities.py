@@ -107,6 +107,59 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnitRun:
+    """Blocks of one kind, one behind another in an FSDP unit, and their routed experts, which
+    expert parallelism gathers and reduces apart, a block's at a time."""
+
+    end: int
+    """Blocks of the unit up to the last of these."""
+    number: int
+    block: BlockActivations
+    """Activations of one."""
+    experts_bytes: int = 0
+    """Parameters of one block's routed experts in the compute dtype; 0 where they are not apart."""
+    experts_prefetched_bytes: int = 0
+    """Their part of what is gathered ahead."""
+    experts_buffer_bytes: int = 0
+    """The flat buffer that they are gathered into."""
+    experts_reduce_bytes: int = 0
+    """Their reduce-scatter input."""
+    experts_shard_elements: int = 0
+    """Of one block's experts, the elements of a rank."""
+    experts_kept_bytes: int = 0
+    """What stays of one block's experts between forward and backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSizes:
+    """An FSDP unit of blocks, without routed experts that are units of their own."""
+
+    runs: tuple[UnitRun, ...]
+    """Its blocks, in the order of forward."""
+    gathered_bytes: int
+    """Its parameters in the compute dtype, padded."""
+    buffer_bytes: int
+    """The flat buffer that they are gathered into; 0 where one rank has all."""
+    prefetched_bytes: int
+    """What is gathered ahead of it."""
+    gradient_bytes: int
+    """Its unsharded gradient in the compute dtype, when its reduction begins."""
+    reduce_bytes: int
+    """Its reduce-scatter input."""
+    shard_elements: int
+
+    @property
+    def blocks(self) -> int:
+        """How many it has."""
+        return self.runs[-1].end
+
+    @property
+    def last_prefetched_bytes(self) -> int:
+        """What was gathered last when it went forward: its experts, where they are apart."""
+        return self.runs[-1].experts_prefetched_bytes or self.prefetched_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSizes:
     """What the phases add up: sizes on one rank."""
 
@@ -120,12 +173,12 @@ class RankSizes:
     """What a unit was reduced from is still there while the next one is (`torch_traits`)."""
     gathers_in_place: bool
     """Units are gathered where they are computed with (FSDP1); FSDP2 copies them out of buffers."""
+    unit_kinds: tuple[UnitSizes, ...]
+    """FSDP units of blocks, each once; none in a pipeline and without FSDP."""
+    unit_order: tuple[int, ...]
+    """Which of them each unit is, in the order of forward."""
     gathered_block_bytes: int
-    """A block's parameters in the compute dtype, padded."""
-    buffer_block_bytes: int
-    """A block's part of the flat gather buffer; 0 where one rank has all."""
-    prefetched_block_bytes: int
-    """A block's part of what is gathered one unit ahead."""
+    """A block's parameters in the compute dtype, padded: in the mean."""
     copies_block_bytes: int
     """Autocast's copies of a block's weights in the compute dtype; 0 without autocast."""
     copies_root_bytes: int
@@ -137,8 +190,6 @@ class RankSizes:
     shard (integer), nothing (always)."""
     regathers: bool
     """Backward gathers the blocks again."""
-    block_gradient_bytes: int
-    """Unsharded gradient of a block in the compute dtype, when its reduction begins."""
     reduce_block_bytes: int
     """A block's part of the reduce-scatter input, without experts that are a unit of their own."""
     reduce_experts_bytes: int
@@ -228,6 +279,10 @@ class RankSizes:
     def units(self) -> int:
         """Number of block units."""
         return -(-self.blocks // self.unit_blocks)
+
+    def unit(self, index: int) -> UnitSizes:
+        """Unit `index`, in forward order."""
+        return self.unit_kinds[self.unit_order[index]]
 
     def blocks_of(self, index: int) -> int:
         """Blocks of unit `index`, in forward order."""

@@ -15,6 +15,7 @@ from fsdpplan.cost.memory.activations import (
     mean_activations,
     mean_saved_bytes,
 )
+from fsdpplan.cost.memory.backward_steps import ExpertsUnit
 from fsdpplan.cost.memory.ledger import (
     adds_in_fp32,
     embedding_gradient_bytes,
@@ -28,7 +29,13 @@ from fsdpplan.cost.memory.ledger import (
     weight_gradients_of,
     whole_table_gradient_bytes,
 )
-from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, RankSizes
+from fsdpplan.cost.memory.rank_quantities import (
+    Ends,
+    EndSizes,
+    RankSizes,
+    UnitRun,
+    UnitSizes,
+)
 from fsdpplan.cost.memory.weight_gradients import (
     split_backward,
     split_backward_bytes,
@@ -56,8 +63,10 @@ from fsdpplan.cost.model.shards import (
     block_size,
     end_units,
     expert_size,
+    keeping,
     shares_table,
     stage_root_size,
+    unit_blocks_in_order,
 )
 from fsdpplan.cost.schedule.stages import stage_moments
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
@@ -70,9 +79,8 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     """Sizes that the phases of one pipeline rank add up.
 
     `in_flight_blocks` counts (micro-batch, block) pairs whose activations are alive at the
-    schedule's worst moment; without pipelining it is the number of blocks. Blocks without experts,
-    in a model that has them, are gathered and computed as the others; their state is counted
-    exactly, and what they keep.
+    schedule's worst moment; without pipelining it is the number of blocks. FSDP's units are as they
+    are; in a pipeline all blocks are gathered and computed as those of the largest kind.
     """
     model, training, layout = case.model, case.training, case.layout
     of = formats(training=training, layout=layout)
@@ -80,7 +88,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     shard_ranks = layout.shard_ranks if is_fsdp else 1
     has_buffers = is_fsdp and shard_ranks > 1 and not training.traits.flat_parameters
     block_model = _largest_kind(case, stage, shard_ranks=shard_ranks)
-    unit, shard_block = _block_unit(block_model, layout=layout, shard_ranks=shard_ranks)
+    largest, shard_block = _block_unit(block_model, layout=layout, shard_ranks=shard_ranks)
     ways = {"tp": layout.tp, "shard_ranks": shard_ranks}
     root = stage_root_size(model=model, stage=stage, **ways)
     ends = _ends(case, stage, shard_ranks=shard_ranks, has_buffers=has_buffers)
@@ -94,10 +102,9 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     others_at_the_loss = layout.num_microbatches - 1 if forward_first else 0
     apart = _experts_apart(block_model, layout=layout, shard_ranks=shard_ranks)
     mean = _mean_block_unit(case, stage, shard_ranks=shard_ranks)
-    # a pipeline gathers all blocks at once, else the larger kind decides
-    gathered = mean if layout.pp > 1 else unit
-    gathered_block_bytes = gathered.padded_elements * of.gathered_matrix
-    prefetched = mean if model.is_patterned else gathered  # mostly of another kind
+    gathered_block_bytes = mean.padded_elements * of.gathered_matrix
+    has_units = is_fsdp and layout.pp == 1
+    unit_kinds, unit_order = _units(case, stage, has_buffers=has_buffers) if has_units else ((), ())
     copies = weight_gradient_bytes(
         model=block_model, tp=layout.tp, element_bytes=of.computed, ep=layout.ep
     )
@@ -124,20 +131,15 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         has_lean_units=has_lean_units(training) or shard_ranks == 1,
         keeps_reduction_behind=keeps_reduction_behind(training),
         gathers_in_place=is_fsdp and training.traits.flat_parameters,
+        unit_kinds=unit_kinds,
+        unit_order=unit_order,
         gathered_block_bytes=gathered_block_bytes,
-        buffer_block_bytes=gathered_block_bytes if has_buffers else 0,
-        prefetched_block_bytes=prefetched.padded_elements * of.gathered_matrix
-        if shard_ranks > 1
-        else 0,
         copies_block_bytes=copies_block_bytes,
         copies_root_bytes=copies_root_bytes,
         caches_copies=training.traits.caches_casts,
-        kept_block_bytes=_kept_block_bytes(
-            layout=layout, gathered_block_bytes=mean.padded_elements * of.gathered_matrix
-        ),
+        kept_block_bytes=_kept_bytes(layout, gathered_block_bytes),
         regathers=layout.reshard_after_forward != "never",
-        block_gradient_bytes=0 if holds else (unit.elements - apart.elements) * of.gathered,
-        reduce_block_bytes=(unit.padded_elements - apart.padded_elements) * of.reduced,
+        reduce_block_bytes=(largest.padded_elements - apart.padded_elements) * of.reduced,
         reduce_experts_bytes=apart.padded_elements * of.reduced,
         held_block_bytes=mean.elements * of.reduced if holds else 0,
         ends=ends,
@@ -292,18 +294,66 @@ def _experts_apart(model: Model, *, layout: Layout, shard_ranks: int) -> UnitSiz
 
 
 def _largest_kind(case: Case, stage: Stage, *, shard_ranks: int) -> Model:
-    """The kind of block whose unit decides: the last, which has experts where some have; of a
-    pattern's kinds the largest on a rank, which with expert parallelism may be one without."""
+    """The kind of block that is largest on a rank, which with expert parallelism may be one without
+    experts."""
     kinds = [kind for kind, _ in block_kinds(model=case.model, stage=stage)]
-    if not kinds:
-        return kind_views(case.model)[-1]
-    if not case.model.is_patterned:
-        return kinds[-1]
 
     def elements(kind: Model) -> int:
         return _block_unit(kind, layout=case.layout, shard_ranks=shard_ranks)[0].padded_elements
 
-    return max(kinds, key=elements)
+    return max(reversed(kinds), key=elements, default=kind_views(case.model)[-1])
+
+
+def _units(
+    case: Case, stage: Stage, *, has_buffers: bool
+) -> tuple[tuple[UnitSizes, ...], tuple[int, ...]]:
+    """(FSDP units of the blocks of `stage`, each once; which of them each is)."""
+    units, order = unit_blocks_in_order(case.model, stage, wrap_blocks=case.layout.wrap_blocks)
+    return tuple(_unit_sizes(case, unit, has_buffers=has_buffers) for unit in units), order
+
+
+def _unit_sizes(
+    case: Case, unit: tuple[tuple[Model, bool, int], ...], *, has_buffers: bool
+) -> UnitSizes:
+    """Sizes of a unit of runs of (kind, whether such blocks keep everything, how many)."""
+    training, layout = case.training, case.layout
+    of, ranks = formats(training=training, layout=layout), layout.shard_ranks
+    runs: list[UnitRun] = []
+    elements = padded = end = 0
+    for kind, keeps, number in unit:
+        size = block_size(model=kind, tp=layout.tp, shard_ranks=ranks, ep=layout.ep)
+        elements += number * size.elements
+        padded += number * size.padded_elements
+        end += number
+        apart = _experts_apart(kind, layout=layout, shard_ranks=ranks)
+        experts_bytes = apart.padded_elements * of.gathered_matrix
+        is_shared = ranks > layout.ep
+        of_kind = case.of_blocks(kind)
+        runs.append(
+            UnitRun(
+                end=end,
+                number=number,
+                block=activations_of_block(
+                    replace(of_kind, layout=keeping(layout)) if keeps else of_kind
+                ),
+                experts_bytes=experts_bytes,
+                experts_prefetched_bytes=experts_bytes if is_shared else 0,
+                experts_buffer_bytes=experts_bytes if has_buffers and is_shared else 0,
+                experts_reduce_bytes=apart.padded_elements * of.reduced,
+                experts_shard_elements=apart.shard_elements(max(1, ranks // layout.ep)),
+                experts_kept_bytes=_kept_bytes(layout, experts_bytes),
+            )
+        )
+    gathered = padded * of.gathered_matrix
+    return UnitSizes(
+        runs=tuple(runs),
+        gathered_bytes=gathered,
+        buffer_bytes=gathered if has_buffers else 0,
+        prefetched_bytes=gathered if ranks > 1 else 0,
+        gradient_bytes=0 if holds_gradients(layout) else elements * of.gathered,
+        reduce_bytes=padded * of.reduced,
+        shard_elements=padded // ranks,
+    )
 
 
 def _mean_block_unit(case: Case, stage: Stage, *, shard_ranks: int) -> UnitSize:
@@ -353,6 +403,7 @@ def _mean_activations(kinds: Sequence[tuple[Case, int]]) -> BlockActivations:
             for name in (
                 "forward_transient_bytes",
                 "backward_peak_bytes",
+                "reduced_peak_bytes",
                 "inputs_half_peak_bytes",
                 "weight_gradient_bytes",
             )
@@ -418,18 +469,27 @@ def _embedding_mask_bytes(case: Case) -> int:
 
 def activations_of_block(case: Case) -> BlockActivations:
     """Activation quantities of one block for one micro-batch."""
-    model, training, layout = case.model, case.training, case.layout
-    of = formats(training=training, layout=layout)
+    training, layout = case.training, case.layout
     return mean_activations(
         _block_shape(case),
         masked=_masked_share(case),
         mode=layout.activation_checkpointing,
         weight_gradients=weight_gradients_of(training=training, layout=layout),
-        experts_reduction=_experts_apart(
-            model, layout=layout, shard_ranks=layout.shard_ranks
-        ).padded_elements
-        * of.reduced
-        * int(layout.pp == 1),  # a pipeline reduces a stage after its last backward pass
+        experts=_experts_unit(case),
+    )
+
+
+def _experts_unit(case: Case) -> ExpertsUnit | None:
+    """The routed experts of a block that are reduced in its backward pass: a pipeline reduces a
+    stage after its last one."""
+    layout = case.layout
+    apart = _experts_apart(case.model, layout=layout, shard_ranks=layout.shard_ranks)
+    if not apart.elements or layout.pp > 1:
+        return None
+    of = formats(training=case.training, layout=layout)
+    return ExpertsUnit(
+        reduce_bytes=apart.padded_elements * of.reduced,
+        gradient_bytes=apart.elements * of.computed,
     )
 
 
@@ -545,13 +605,13 @@ def _kept_messages(*, layout: Layout, stage: Stage) -> int:
     return int(by_loss) + (0 if waits else sent)
 
 
-def _kept_block_bytes(*, layout: Layout, gathered_block_bytes: int) -> int:
+def _kept_bytes(layout: Layout, gathered_bytes: int) -> int:
     """What stays of a block's gathered parameters between its forward and its backward."""
     match layout.reshard_after_forward:
         case "never":
-            return gathered_block_bytes
+            return gathered_bytes
         case "always":
             return 0
         case ranks:
             # to as many ranks as share it: FSDP2 then frees it as under always
-            return 0 if ranks == layout.shard_ranks else gathered_block_bytes // ranks
+            return 0 if ranks == layout.shard_ranks else gathered_bytes // ranks

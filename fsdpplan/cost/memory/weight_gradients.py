@@ -75,12 +75,13 @@ _PART_OF_MATRIX = {
 
 @lru_cache(maxsize=1024)
 def weight_gradient_bytes(
-    *, model: Model, tp: int, element_bytes: int, ep: int = 1
+    *, model: Model, tp: int, element_bytes: int, ep: int = 1, has_experts: bool = True
 ) -> WeightGradients:
-    """Unsharded gradients of the matrices of one block on one rank, routed experts together."""
+    """Unsharded gradients of the matrices of one block on one rank, routed experts together, or
+    without them."""
     parts: dict[str, int] = {}
     for tensor in block_tensors(model):
-        if tensor.is_matrix:
+        if tensor.is_matrix and (has_experts or not tensor.is_expert):
             matrix = tensor.name.removesuffix(".weight").rpartition(".")[2]
             part = _PART_OF_MATRIX.get(matrix, "other")
             size = prod(tensor.local_shape(tp, ep)) * element_bytes

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from math import prod
 
 from fsdpplan.cost.model.params import (
@@ -165,6 +166,25 @@ def blocks_in_order(*, model: Model, stage: Stage) -> tuple[Model, ...]:
     return tuple(kind for kind, blocks in kinds for _ in range(blocks))
 
 
+@lru_cache(maxsize=4096)
+def unit_blocks_in_order(
+    model: Model, stage: Stage, *, wrap_blocks: int
+) -> tuple[tuple[tuple[tuple[Model, bool, int], ...], ...], tuple[int, ...]]:
+    """(FSDP units of `wrap_blocks` blocks, each once, as runs of (kind, whether such blocks keep
+    all activations though others recompute, how many); which of them each unit is)."""
+    blocks = [
+        (kind, index >= stage.blocks - stage.kept_blocks)
+        for index, kind in enumerate(blocks_in_order(model=model, stage=stage))
+    ]
+    places: dict[tuple[tuple[Model, bool, int], ...], int] = {}
+    order = []
+    for first in range(0, len(blocks), wrap_blocks):
+        runs = groupby(blocks[first : first + wrap_blocks])  # the last unit may have fewer
+        unit = tuple((*block, len(tuple(several))) for block, several in runs)
+        order.append(places.setdefault(unit, len(places)))
+    return tuple(places), tuple(order)
+
+
 def block_cases(case: Case, stage: Stage) -> tuple[tuple[Case, int], ...]:
     """(the case as it is for the block, how many) for each kind of block in `stage` that is
     computed in its own way: those without experts have a model, those that keep everything a layout
@@ -197,12 +217,12 @@ def own_cases(
     of_kind = case.of_blocks(kind)
     if not kept_blocks:
         return ((of_kind, blocks),)
-    kept = (replace(of_kind, layout=_keeping(case.layout)), kept_blocks)
+    kept = (replace(of_kind, layout=keeping(case.layout)), kept_blocks)
     return ((of_kind, blocks - kept_blocks), kept) if blocks > kept_blocks else (kept,)
 
 
 @lru_cache(maxsize=4096)
-def _keeping(layout: Layout) -> Layout:
+def keeping(layout: Layout) -> Layout:
     """`layout` for blocks that keep all their activations."""
     return replace(layout, activation_checkpointing="none", checkpoint_blocks="all")
 

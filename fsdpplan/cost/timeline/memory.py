@@ -267,7 +267,9 @@ def _earlier(s: RankSizes, *, is_first: bool) -> RankSizes:
         earlier_gradient_bytes=0 if is_first else kept,
         later_gradient_bytes=kept,
         reduced_bytes=s.reduced_bytes if reduces else 0,
-        reduce_block_bytes=s.reduce_block_bytes if reduces else 0,
+        unit_kinds=s.unit_kinds
+        if reduces
+        else tuple(replace(unit, reduce_bytes=0) for unit in s.unit_kinds),
         behind_ends_bytes=0 if is_first else s.behind_ends_bytes,
     )
 

@@ -27,8 +27,10 @@ from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import (
     Stage,
+    block_size,
     dense_blocks_among,
     end_units,
+    expert_size,
     stage_elements,
     whole_model,
 )
@@ -287,7 +289,7 @@ class Room:
             stay = layout.gradient_sync == "last" and not training.traits.reduces_rounds
             return held, of.reduced * blocks if stay else 0
         has_buffer = layout.shard_ranks > 1 and not training.traits.flat_parameters
-        held += gathered * block if has_buffer else 0
+        held += gathered * self._buffered_elements(layout) if has_buffer else 0
         is_kept = layout.reshard_after_forward == "never"
         # units of the ends are not there in backward, but for what was reduced of the head
         there = end_units(self.asked.case(layout), stage).root.elements
@@ -308,14 +310,24 @@ class Room:
         self, layout: Layout, stage: Stage, blocks: int, *, is_settled: bool
     ) -> int:
         """Of what is gathered at a time: a block in the mean of a pipeline's stage, or the smaller
-        kind where that may have others; without a pipeline the larger kind."""
+        kind where that may have others; without a pipeline the last kind, where that is known."""
         if is_settled:
             return blocks // max(1, stage.blocks)
         kinds = [
             stage_elements(model=kind, stage=_BLOCK, tp=layout.tp, ep=layout.ep)
             for kind in self.kinds
         ]
-        return min(kinds) if layout.pp > 1 else kinds[0]
+        return min(kinds) if layout.pp > 1 or self.asked.model.is_patterned else kinds[0]
+
+    def _buffered_elements(self, layout: Layout) -> int:
+        """Of the largest buffer of a gather: routed experts that are a unit of their own have
+        another one than their block."""
+        ways = {"tp": layout.tp, "shard_ranks": layout.shard_ranks, "ep": layout.ep}
+        return max(
+            size(model=kind, **ways).elements
+            for kind in self.kinds
+            for size in (block_size, expert_size)
+        )
 
     def _messages(self, layout: Layout, stage: Stage) -> int:
         """Buffers of a pipeline's messages, where they are of all its micro-batches."""

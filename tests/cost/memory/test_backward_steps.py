@@ -8,7 +8,7 @@ import pytest
 
 from fsdpplan.cost.memory.backward_steps import (
     BackwardStep,
-    backward_peak_bytes,
+    backward_peaks_bytes,
     backward_steps,
     inputs_half_peak_bytes,
 )
@@ -57,15 +57,21 @@ def test_every_weight_gradient_is_made_and_more_is_freed_than_allocated(
 
 def test_kept_gradients_raise_the_peak_and_casts_more() -> None:
     steps = steps_of(SMALL, Kernels())
-    added, kept = (backward_peak_bytes(steps, weight_gradients=g) for g in ("added", "kept"))
+    added, kept = (backward_peaks_bytes(steps, weight_gradients=g) for g in ("added", "kept"))
     assert added <= kept
-    assert kept <= backward_peak_bytes(steps, weight_gradients="cast")
+    assert kept <= backward_peaks_bytes(steps, weight_gradients="cast")
 
 
 def test_a_single_step_peaks_at_what_it_allocates() -> None:
     step = BackwardStep(weight_gradient=3, allocated=5, freed=7)
-    assert backward_peak_bytes([step, step], weight_gradients="kept") == 9
-    assert backward_peak_bytes([step], weight_gradients="added") == 8
+    assert backward_peaks_bytes([step, step], weight_gradients="kept") == (9, 0)
+    assert backward_peaks_bytes([step], weight_gradients="added") == (8, 0)
+
+
+def test_experts_that_are_reduced_by_themselves_part_the_peak() -> None:
+    work = BackwardStep(weight_gradient=3, allocated=5, freed=7)
+    reduction = BackwardStep(allocated=6, freed=3, reduces_experts=True)
+    assert backward_peaks_bytes([work, reduction, work], weight_gradients="kept") == (8, 12)
 
 
 FAMILIES = (

@@ -199,14 +199,14 @@ def test_fp8_all_gathers_fill_half_the_buffers() -> None:
     bf16, fp8 = (case("llama-3.1-8b", precision="fp8", **layout) for _ in range(2))
     fp8 = replace(fp8, training=replace(fp8.training, fp8_all_gather=True))
     assert 2 * sizes_of(fp8).gathered_block_bytes == sizes_of(bf16).gathered_block_bytes
-    assert sizes_of(fp8).block_gradient_bytes == sizes_of(bf16).block_gradient_bytes
+    assert sizes_of(fp8).unit(0).gradient_bytes == sizes_of(bf16).unit(0).gradient_bytes
     assert memory(fp8).peak_allocated_bytes < memory(bf16).peak_allocated_bytes
 
 
 def test_flat_units_need_no_buffer_beside_them() -> None:
     layout = {"dp_shard": 8, "wrap_blocks": 4}
     flat, copied = (sizes_of(case(runtime=name, **layout)) for name in ("fsdp1", "fsdp2"))
-    assert flat.buffer_block_bytes == 0 < copied.buffer_block_bytes
+    assert flat.unit(0).buffer_bytes == 0 < copied.unit(0).buffer_bytes
     assert flat.gather_bytes(10, 3) == 13
     assert copied.gather_bytes(10, 3) == 3
 
