@@ -185,9 +185,10 @@ def losses_of(
 def find_shares(
     assembled: Assembled, batches: Sequence[MicroBatch], plan: PlanConfig, balance: Balance
 ) -> None:
-    """Let mixtures know which parts of these tokens their experts get before the first step on them
-    does; all ranks call this. Without an auxiliary loss nobody asks."""
-    if not balance.auxiliary:
+    """Let the mixtures of a pipeline know which parts of these tokens their experts get before the
+    first step on them does; all ranks call this. Other layouts learn it within the step; without an
+    auxiliary loss nobody asks."""
+    if not balance.auxiliary or assembled.pipeline is None:
         return
     alone = Balance(auxiliary=balance.auxiliary)
     with undisturbed(assembled):
