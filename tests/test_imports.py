@@ -110,6 +110,7 @@ WAITS = {
         "trainer.checkpoint.progress": "torch, where a checkpoint is resumed, as what follows",
         "trainer.config": "torch",
         "trainer.errors": "torch",
+        "trainer.huggingface.export": "torch, where the end is exported",
         "trainer.huggingface.load": "torch, where published weights are at hand",
         "trainer.options": "torch",
     },

@@ -29,6 +29,7 @@ DEFAULT_WEIGHT_DECAY = 0.1
 DEFAULT_SEED = 0
 DEFAULT_BETAS = (0.9, 0.95)
 DEFAULT_EPS = 1e-8
+DEFAULT_AUX_LOSS_COEF = 0.001
 
 FINAL_FRACTION = 0.1
 """Share of the peak at which the learning rate ends, where no floor is given."""
@@ -529,6 +530,18 @@ def warmup_steps(program: Trainer, steps: int) -> int:
 def decay_steps(program: Trainer, steps: int) -> int:
     """Last steps in which `wsd` decays, of `steps`: those given, or a tenth."""
     return max(1, steps // 10) if program.decay_steps is None else program.decay_steps
+
+
+def router_aux_loss_coef(program: Trainer, model: Model) -> float:
+    """That of the auxiliary loss which balances the model's experts, as the trainer takes it, but
+    for what the config of --init-from says; 0: there is none."""
+    if program.router_aux_loss_coef is not None:
+        return program.router_aux_loss_coef
+    experts = model.experts
+    if experts is None or experts.router.scores != "softmax" or program.expert_bias_rate:
+        return 0.0
+    said = experts.router.aux_loss_coef
+    return DEFAULT_AUX_LOSS_COEF if said is None else said
 
 
 def require_meaning(program: Trainer, training: Training, model: Model) -> None:

@@ -28,7 +28,7 @@ from .parallel.tensor_parallel import loss_context
 from .private_torch import forget_forward_passes
 from .rng import generator_states, restore_generators
 from .text.chats import open_chats
-from .text.data import Masked, Sequences, is_text, micro_batches, open_sequences
+from .text.data import Masked, Sequences, are_texts, micro_batches, open_sequences
 from .text.packing import IGNORED, MicroBatch, model_inputs
 
 SEED = 0
@@ -98,11 +98,13 @@ def held_out(plan: PlanConfig, options: Options) -> HeldOut | None:
         return None
     path = options.eval_data
     sequences: Held
-    if options.sft and is_text(path):
+    (is_text,) = are_texts([path])
+    if options.sft and is_text:
         sequences = open_chats(plan, options, path, seed=SEED)
     else:
-        tokenizer = options.tokenizer if is_text(path) else None
-        sequences = cast(Held, open_sequences(plan, path, seed=SEED, tokenizer=tokenizer))
+        tokenizer = options.tokenizer if is_text else None
+        opened = open_sequences(plan, path, seed=SEED, tokenizer=tokenizer, is_text=is_text)
+        sequences = cast(Held, opened)
     tokens = options.eval_tokens
     most = None if tokens is None else max(1, tokens // plan.training.seq_len)
     return HeldOut(sequences=sequences, most=most or sequences.windows)
@@ -185,9 +187,10 @@ def losses_of(
 def find_shares(
     assembled: Assembled, batches: Sequence[MicroBatch], plan: PlanConfig, balance: Balance
 ) -> None:
-    """Let mixtures know which parts of these tokens their experts get before the first step on them
-    does; all ranks call this. Without an auxiliary loss nobody asks."""
-    if not balance.auxiliary:
+    """Let the mixtures of a pipeline know which parts of these tokens their experts get before the
+    first step on them does; all ranks call this. Other layouts learn it within the step; without an
+    auxiliary loss nobody asks."""
+    if not balance.auxiliary or assembled.pipeline is None:
         return
     alone = Balance(auxiliary=balance.auxiliary)
     with undisturbed(assembled):

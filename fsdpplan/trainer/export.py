@@ -15,7 +15,7 @@ from .checkpoint.progress import read_progress
 from .checkpoint.runs import require_manifest
 from .config import parse_model
 from .errors import TrainerError
-from .huggingface.export import export_checkpoint, exported
+from .huggingface.export import export_checkpoint, exported, require_new
 
 
 def export_newest(
@@ -38,7 +38,8 @@ def export_newest(
         )
     progress = read_progress(path)
     model = parse_model(progress.model)
-    what = exported(model, progress.precision, out, like, seq_len=progress.seq_len)
+    require_new(out)
+    what = exported(model, progress.precision, like, seq_len=progress.seq_len)
     export_checkpoint(path, model, out, what, drops_biases=drops_biases)
     return f"{out}: a {what.family} after step {progress.step}, from {path.name}"
 

@@ -6,6 +6,7 @@ Nothing here reads a value back from the device, so it also runs under FakeTenso
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from .clip import clip_gradients
 from .config import PlanConfig
 from .errors import RankError
-from .model.balance import Balance, Balanced, balance_experts, press_experts
+from .model.balance import Balance, Balanced, Pressure, balance_experts
 from .model.loss import loss_function
 from .parallel.assemble import Assembled
 from .parallel.data_parallel import gradient_sync
@@ -50,10 +51,13 @@ class StepOutput:
 
 
 def forward_backward(
-    assembled: Assembled, micro_batches: Sequence[MicroBatch], plan: PlanConfig
+    assembled: Assembled,
+    micro_batches: Sequence[MicroBatch],
+    plan: PlanConfig,
+    pressure: Pressure | None = None,
 ) -> Tensor:
-    """Gradients of the mean loss over `micro_batches`; returns that loss, 0 on the pipeline ranks
-    that do not have it."""
+    """Gradients of the mean loss over `micro_batches`, and of the auxiliary loss of `pressure`;
+    returns the mean, 0 on the pipeline ranks that do not have it."""
     if assembled.pipeline is not None:
         return assembled.pipeline.forward_backward(micro_batches, assembled.scaler)
     (model,) = assembled.parts
@@ -63,8 +67,9 @@ def forward_backward(
     for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1
         with gradient_sync(model, layout, is_last=is_last), loss_context(layout):
-            # no name for the logits: it would keep them through backward
-            loss = loss_of(model(batch.tokens, **model_inputs(batch)), batch.targets)
+            with nullcontext() if pressure is None else pressure.micro_batch():
+                # no name for the logits: it would keep them through backward
+                loss = loss_of(model(batch.tokens, **model_inputs(batch)), batch.targets)
             loss = loss / len(micro_batches)
             torch.autograd.backward(scaled(loss, assembled.scaler))
         losses.append(loss.detach())
@@ -96,12 +101,15 @@ def train_step(
     """Forward and backward of all micro-batches, clipping, update; gradients are freed at the
     end. A step that `guard` finds to be a spike changes no weight where `skips_spikes`."""
     counted, scaler = counted_fraction(micro_batches), assembled.scaler
+    pressure = None
     if balance.auxiliary:
         weight = 1.0 if counted is None else counted
         weight = weight if scaler is None else weight * scaler.scale
         real = real_fraction(micro_batches)
-        press_experts(assembled.model, plan, balance, real=real, weight=weight)
-    loss = forward_backward(assembled, micro_batches, plan)
+        pressure = Pressure(
+            assembled.model, assembled.meshes, plan, balance, real=real, weight=weight
+        )
+    loss = forward_backward(assembled, micro_batches, plan, pressure)
     hand_over_gradients(assembled.parts)
     require_gradients(assembled.model)
     if counted is not None:

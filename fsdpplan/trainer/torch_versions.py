@@ -218,6 +218,19 @@ def let_go_of_gradients(stage: Any) -> None:
     stage.backward_one_chunk = backward_one_chunk
 
 
+def behind_weights(stage: Any, act: Callable[[], None]) -> None:
+    """Let a pipeline stage call `act` when it has gone back through the weights of a micro-batch by
+    itself: it then sets or adds to their gradients by hand, which autograd's hooks do not see."""
+    backward = stage.backward_weight_one_chunk
+
+    def backward_weight_one_chunk(*arguments: Any, **options: Any) -> Any:
+        result = backward(*arguments, **options)
+        act()
+        return result
+
+    stage.backward_weight_one_chunk = backward_weight_one_chunk
+
+
 def lowered(schedule: Any) -> Any:
     """`schedule` of several stages a rank, run as a list of actions that has messages and gathers.
 

@@ -21,13 +21,7 @@ from .checkpoint.runs import CheckpointFailed, Checkpoints
 from .config import PlanConfig, load_plan
 from .errors import RankError, TrainerError, TrainingDiverged
 from .evaluation import evaluate, find_shares, held_out, said
-from .huggingface.export import (
-    Exported,
-    export,
-    exported,
-    require_biases_kept,
-    require_no_bias_lost,
-)
+from .huggingface.export import export, require_new, require_no_bias_lost, what_to_publish
 from .huggingface.load import load_published, require_loadable
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
@@ -181,6 +175,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     """Everything up to the first step."""
     recipe = options.recipe(plan)
     meshes = try_cluster(plan, options)
+    require_new(options.export_hf)
     publication = what_to_publish(plan, options, recipe)
     device = start(plan)
     require_every_precision(plan, device)
@@ -257,22 +252,6 @@ def first_weights(
         return None
     require_loadable(plan, folder)
     return lambda model: load_published(model, plan, folder)
-
-
-def what_to_publish(plan: PlanConfig, options: Options, recipe: Recipe) -> Exported | None:
-    """What the end of the run writes for others; None: nothing."""
-    if options.export_hf is None:
-        return None
-    what = exported(
-        plan.model,
-        plan.training.precision,
-        options.export_hf,
-        options.init_from,
-        seq_len=plan.training.seq_len,
-        dropout=plan.training.dropout,
-    )
-    require_biases_kept(what, plan.model, rate=recipe.expert_bias_rate)
-    return what
 
 
 def publish(run: TrainingRun) -> None:

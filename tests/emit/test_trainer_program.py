@@ -22,6 +22,7 @@ from fsdpplan.emit.trainer_program import (
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer import schedule
+from fsdpplan.trainer.model import balance
 from fsdpplan.trainer.options import make_parser, parse_options
 from fsdpplan.trainer.text.mixture import share_of
 from tests.emit.plans import make_plan
@@ -158,6 +159,7 @@ def test_other_programs_start_from_the_same_recipe() -> None:
     assert own.seed == trainer_program.DEFAULT_SEED
     assert (own.adam_beta1, own.adam_beta2) == trainer_program.DEFAULT_BETAS
     assert own.adam_eps == trainer_program.DEFAULT_EPS
+    assert trainer_program.DEFAULT_AUX_LOSS_COEF == balance.AUXILIARY_COEFFICIENT
     assert schedule.FINAL_FRACTION == trainer_program.FINAL_FRACTION
 
 

@@ -90,5 +90,5 @@ def measure_all(out: Path) -> None:
         for name in filter(jobs.is_asked, LAYOUTS)
     }
     if dist.get_rank() == 0:
-        results |= {model: losses.reference(fields) for model, fields in MODELS.items()}
+        results |= losses.references(MODELS, jobs.asked_of(LAYOUTS).values())
     jobs.leave_with(results, out)

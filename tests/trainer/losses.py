@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +108,14 @@ class Collectives(TorchDispatchMode):
 
 
 def reference(
-    model: dict[str, Any], recipe: Recipe = RECIPE, *, dtype: torch.dtype = torch.float32
+    model: dict[str, Any],
+    recipe: Recipe = RECIPE,
+    *,
+    dtype: torch.dtype = torch.float32,
+    layout: dict[str, Any] | None = None,
 ) -> dict[str, list[float]]:
     """The same steps in one process, without any of the trainer's distribution; its parameters and
-    all that comes of them in `dtype`."""
+    all that comes of them in `dtype`. A mixture's experts are pressed as those of `layout` are."""
     plan = parse_plan(plans.plan_text(model=model))
     decoder = Decoder(plan.model)
     initialise(decoder, seed=0, layers=plan.model.layers)
@@ -117,27 +123,91 @@ def reference(
         parameter.data = parameter.data.to(dtype)
     optimizer = make_optimizer(decoder, recipe)
     sequences = open_sequences(plan, None, seed=0)
+    pressing = Pressing(decoder, layout or {})
     losses, norms, auxiliary = [], [], []
-    shares = None
     for step in range(recipe.steps):
         rows = torch.stack([sequences(step * 8 + row) for row in range(8)])
-        if shares is None:
-            _, shares = routed(decoder, rows)
+        pressing.begin(partial(decoder, rows[:, :-1]))
         optimizer.zero_grad()
-        with Routed(decoder) as seen:
-            loss = next_token_loss(decoder(rows[:, :-1]), rows[:, 1:])
-        pressed = 0.0 if shares is None else BALANCE.auxiliary * seen.auxiliary_loss(shares)
-        (loss + pressed).backward()
+        loss = 0.0
+        for part in rows.chunk(pressing.micro_batches):
+            with pressing.seen() as seen:
+                mean = next_token_loss(decoder(part[:, :-1]), part[:, 1:])
+                mean = mean / pressing.micro_batches
+            (mean + pressing.loss(seen, tokens=rows[:, 1:].numel())).backward()
+            loss += mean.item()
         norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), RECIPE.clip_norm)
         optimizer.step()
         if plan.model.experts is not None:
-            shares = seen.shares()
-            auxiliary.append(seen.auxiliary_loss(shares).item())
+            auxiliary.append(pressing.end())
             alone = Balance(bias_rate=BALANCE.bias_rate)
             balance_experts(decoder, None, plan.model, alone)
-        losses.append(loss.item())
+        losses.append(loss)
         norms.append(norm.item())
     return {"losses": losses, "norms": norms, "auxiliary": auxiliary}
+
+
+def reference_name(model: str, layout: dict[str, Any]) -> str:
+    """Under which `references` has the one process that a layout trains like."""
+    if layout.get("pp", 1) > 1:
+        return f"{model}, pressed a step late"
+    times = layout.get("num_microbatches", 1)
+    return model if times == 1 else f"{model}, {times} micro-batches"
+
+
+def references(
+    models: dict[str, dict[str, Any]], layouts: Iterable[tuple[str, dict[str, Any]]]
+) -> dict[str, Any]:
+    """One process for each of `models`, and for each way that `layouts` press one."""
+    wanted = {reference_name(model, layout): (model, layout) for model, layout in layouts}
+    wanted |= {model: (model, {}) for model in models}
+    return {
+        name: reference(models[model], layout=layout) for name, (model, layout) in wanted.items()
+    }
+
+
+class Pressing:
+    """The auxiliary loss of a decoder's micro-batches, by autograd: what a layout presses by."""
+
+    def __init__(self, decoder: Decoder, layout: dict[str, Any]) -> None:
+        self.decoder, self.is_late = decoder, layout.get("pp", 1) > 1
+        self.micro_batches = 1 if self.is_late else layout.get("num_microbatches", 1)
+        self.before: torch.Tensor | None = None
+
+    def begin(self, forward: Callable[[], object]) -> None:
+        """A step; of a pipeline's first, `forward` finds by what it presses."""
+        self.all = Routed(self.decoder)
+        self.told: list[tuple[int, torch.Tensor]] = []
+        if self.is_late and self.before is None and self.all.mixtures:
+            with torch.no_grad(), Routed(self.decoder) as seen:
+                forward()
+            self.before = seen.shares()
+            for mixture in seen.mixtures:
+                mixture.counts.zero_()
+
+    def seen(self) -> Routed:
+        """What is said in a forward pass."""
+        return Routed(self.decoder)
+
+    def loss(self, seen: Routed, *, tokens: int) -> torch.Tensor | float:
+        """Of a micro-batch, which is a part of a step of `tokens`."""
+        if not seen.mixtures:
+            return 0.0
+        here = sum(map(len, seen.logits)) // len(seen.mixtures)
+        self.all.logits += [logits.detach() for logits in seen.logits]
+        shares = self.before
+        if shares is None or not self.is_late:
+            done = sum(number for number, _ in self.told)
+            so_far = self.all.shares()
+            wrong = sum((number * (so_far - told) for number, told in self.told), so_far * 0)
+            shares = so_far + wrong / (tokens - done)
+            self.told.append((here, shares))
+        return BALANCE.auxiliary * seen.auxiliary_loss(shares) * here / tokens
+
+    def end(self) -> float:
+        """A step's; returns the loss of all that was seen in it."""
+        self.before = self.all.shares()
+        return self.all.auxiliary_loss(self.before).item()
 
 
 class Routed:
@@ -172,16 +242,6 @@ class Routed:
         """With what is known of the choices."""
         probable = torch.cat(self.logits).softmax(-1).mean(0)
         return len(shares) * (shares * probable).sum()
-
-
-@torch.no_grad()
-def routed(decoder: Decoder, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(logits, the parts of the tokens that experts are chosen by; None without experts)."""
-    with Routed(decoder) as seen:
-        logits = decoder(rows[:, :-1])
-    for mixture in seen.mixtures:
-        mixture.counts.zero_()
-    return logits, seen.shares() if seen.mixtures else None
 
 
 @jobs.refusable

@@ -114,5 +114,6 @@ def measure_all(out: Path) -> None:
             results[name] = losses.measure(text, steps=STEPS)
     if dist.get_rank() == 0:
         results["dense"] = losses.reference(dense_model(world))
-        results["experts"] = losses.reference(FOUR_HEADS | EXPERTS) if with_experts else {}
+        asked = [("experts", layout) for layout in jobs.asked_of(with_experts).values()]
+        results |= losses.references({"experts": FOUR_HEADS | EXPERTS} if asked else {}, asked)
     jobs.leave_with(results, out)

@@ -162,23 +162,29 @@ def steps_sentence(plan: Plan, job: Job) -> str | None:
 
 def require_its_recipe(plan: Plan, job: Job) -> list[str]:
     """Raise SpecError for what the trainer itself would refuse when the job begins, as far as this
-    host shows it: a `--param-group` with none of the model's parameters, and options with which the
-    checkpoint to resume from cannot go on. Returns what changes for that one."""
+    host shows it: a `--param-group` with none of the model's parameters, an `--export-hf` of what
+    nothing would load, and options with which the checkpoint to resume from cannot go on. Returns
+    what changes for that one."""
     program = job.program
     if not isinstance(program, Trainer):
         return []
     require_meaning(program, plan.training, plan.model)
     resumes = program.checkpoint_dir is not None and _has_checkpoint(program.checkpoint_dir)
-    if not program.param_group and not resumes:
+    begins_here = program.init_from is None or Path(program.init_from).is_dir()
+    publishes = program.export_hf is not None and begins_here
+    if not (program.param_group or resumes or publishes):
         return []
     from fsdpplan.trainer.checkpoint.progress import resumed_otherwise
     from fsdpplan.trainer.config import parse_plan
     from fsdpplan.trainer.errors import TrainerError
+    from fsdpplan.trainer.huggingface.export import what_to_publish
     from fsdpplan.trainer.options import parse_options
 
     options, parsed = parse_options(program.words()), parse_plan(plan_json(plan))
     try:
         recipe = options.recipe(parsed)
+        if publishes:
+            what_to_publish(parsed, options, recipe)
         if options.checkpoint_dir is None or not resumes:
             return []
         return resumed_otherwise(

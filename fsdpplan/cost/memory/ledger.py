@@ -149,13 +149,13 @@ def sums_fp32_gradients(training: Training) -> bool:
 
 def adds_in_fp32(*, training: Training, layout: Layout) -> bool:
     """The reference trainer's parameters in bf16 have fp32 sums of their gradients over the
-    micro-batches of a step, unless a single reduction makes them. A pipeline adds as torch does.
+    micro-batches of a step, unless FSDP holds them in the dtype of its single reduction.
 
     Source: fsdpplan.trainer.parallel.gradient_sums.
     """
-    if training.param_dtype != "bf16" or layout.num_microbatches == 1 or layout.pp > 1:
+    if training.param_dtype != "bf16" or layout.num_microbatches == 1:
         return False
-    return layout.sharding != "fsdp" or layout.gradient_sync == "every"
+    return layout.sharding != "fsdp" or (layout.gradient_sync == "every" and layout.pp == 1)
 
 
 def is_without_ddp(*, training: Training, layout: Layout) -> bool:
@@ -307,7 +307,8 @@ def whole_table_gradient_bytes(case: Case, stage: Stage) -> int:
     if layout.sharding != "ddp" or layout.pp == 1 or case.training.traits.half_parameters:
         return 0
     of = formats(training=case.training, layout=layout)
-    return of.kept_gradient * unsplit_table_elements(case, stage)
+    adds = adds_in_fp32(training=case.training, layout=layout)
+    return (FP32_BYTES if adds else of.kept_gradient) * unsplit_table_elements(case, stage)
 
 
 def unsplit_table_elements(case: Case, stage: Stage) -> int:

@@ -512,13 +512,13 @@ def _accumulated_bytes(*, training: Training, layout: Layout, elements: int) -> 
     Seen of torch 2.13's DistributedDataParallel with gradient_as_bucket_view, under no_sync, with
     gradients that are freed after each step.
     """
-    by_ddp = layout.sharding == "ddp" and layout.pp == 1 and not training.traits.half_parameters
+    by_ddp = layout.sharding == "ddp" and not training.traits.half_parameters
     is_bare = is_without_ddp(training=training, layout=layout)
     of = formats(training=training, layout=layout)
     if by_ddp and adds_in_fp32(training=training, layout=layout):
         # without DDP's buckets, a gradient takes the place of its sum
         return (FP32_BYTES - of.kept_gradient * int(is_bare)) * elements
-    by_ddp &= not is_bare
+    by_ddp &= layout.pp == 1 and not is_bare
     accumulates = layout.gradient_sync == "last" and layout.num_microbatches > 1
     return of.kept_gradient * elements if by_ddp and accumulates else 0
 

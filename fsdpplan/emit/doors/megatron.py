@@ -21,6 +21,7 @@ from fsdpplan.emit.segments import by_hand_lines
 from fsdpplan.emit.slurm.header import header_lines
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.programs.megatron import MEGATRON
 
@@ -38,6 +39,8 @@ _TRAINER = frozenset(
         "adam_eps",
         "weight_decay",
         "clip_norm",
+        "expert_bias_rate",
+        "router_aux_loss_coef",
         "seed",
         "checkpoint_dir",
         "checkpoint_every",
@@ -62,6 +65,7 @@ def render(order: Order) -> str:
     if program.seed == 0:
         raise SpecError("--seed 0 is refused by Megatron-LM: use --seed 1, or another target")
     require_sayable(order, target="megatron", vocabulary=MEGATRON)
+    _require_balance(order.plan.model, program)
     sections = [
         [
             "#!/bin/bash",
@@ -81,11 +85,20 @@ def render(order: Order) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
+def _require_balance(model: Model, program: Trainer) -> None:
+    """Raise SpecError for biases that it keeps beside sigmoids alone."""
+    if program.expert_bias_rate and model.experts and model.experts.router.scores == "softmax":
+        raise SpecError(
+            "--expert-bias-rate is of routers with sigmoids in Megatron-LM, and "
+            f"{model.name}'s have a softmax: leave it out, and see --router-aux-loss-coef"
+        )
+
+
 def arguments(order: Order, program: Trainer) -> Arguments:
     """The command line after `pretrain_gpt.py`."""
     plan, recipe = order.plan, recipe_of(order, program)
     return [
-        *model_arguments(plan),
+        *model_arguments(plan, program),
         *_parallel(plan),
         *_data_parallel(plan),
         *_numbers(plan),

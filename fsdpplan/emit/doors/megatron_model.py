@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from fsdpplan.emit.trainer_program import Trainer, router_aux_loss_coef
 from fsdpplan.spec.model import VOCAB_MULTIPLE, Experts, Model, Router
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.programs.megatron import bias_flags
 
 
-def model_arguments(plan: Plan) -> list[tuple[str, ...]]:
-    """Shapes, without dropout."""
+def model_arguments(plan: Plan, program: Trainer) -> list[tuple[str, ...]]:
+    """Shapes, without dropout, and what keeps experts busy."""
     model = plan.model
     rotary = model.positions == "rope"
     found: list[tuple[str, ...]] = [
@@ -35,7 +36,9 @@ def model_arguments(plan: Plan) -> list[tuple[str, ...]]:
         *([("--qk-layernorm",)] if model.qk_norm else []),
         *([] if model.tied_embeddings else [("--untie-embeddings-and-output-weights",)]),
     ]
-    return found + (_experts(model, model.experts) if model.experts else [])
+    if model.experts is None:
+        return found
+    return found + _experts(model, model.experts) + _balance(model, model.experts, program)
 
 
 def _scaling(model: Model) -> list[tuple[str, ...]]:
@@ -74,7 +77,6 @@ def _experts(model: Model, experts: Experts) -> list[tuple[str, ...]]:
         ("--num-experts", str(experts.experts)),
         ("--moe-router-topk", str(experts.active)),
         ("--moe-ffn-hidden-size", str(experts.hidden)),
-        ("--moe-router-load-balancing-type", "none"),
         ("--moe-token-dispatcher-type", "alltoall"),
         ("--moe-grouped-gemm",),
     ]
@@ -85,3 +87,24 @@ def _experts(model: Model, experts: Experts) -> list[tuple[str, ...]]:
         found.append(("--moe-shared-expert-intermediate-size", str(experts.shared_hidden)))
         found += [("--moe-shared-expert-gate",)] if experts.shared_gate else []
     return found
+
+
+def _balance(model: Model, experts: Experts, program: Trainer) -> list[tuple[str, ...]]:
+    """The reference trainer's balance: biases beside sigmoids, else the auxiliary loss, as strong.
+
+    Its loss is that of each block, from the shares of a token's choices, and all blocks' are added
+    up; the reference trainer's is one of all blocks, from their mean and the choices themselves.
+    Source: core/transformer/moe/moe_utils.py, `switch_load_balancing_loss_func`.
+    """
+    if experts.router.scores == "sigmoid":
+        rate = program.expert_bias_rate
+        told = [] if rate is None else [("--moe-router-bias-update-rate", f"{rate:g}")]
+        return [("--moe-router-load-balancing-type", "none"), *told]
+    coefficient = router_aux_loss_coef(program, model)
+    if not coefficient:
+        return [("--moe-router-load-balancing-type", "none")]
+    each = coefficient * experts.active / (model.layers - experts.dense_layers)
+    return [
+        ("--moe-router-load-balancing-type", "aux_loss"),
+        ("--moe-aux-loss-coeff", f"{each:g}"),
+    ]

@@ -131,14 +131,18 @@ def qwen3_moe(table: Table, notes: list[str]) -> Fields:
 
 
 def gpt_oss(table: Table, notes: list[str]) -> Fields:
-    """GPT-OSS: every other block looks back 128 tokens; sinks; biases everywhere."""
+    """GPT-OSS: every other block looks back 128 tokens; sinks; biases everywhere.
+
+    Its router_aux_loss_coef of 0.9 is a default of its class that nobody trains with: transformers
+    5 adds the loss where it is asked for alone (output_router_logits), and Megatron-Bridge's
+    provider balances by nothing.
+    """
     experts = Experts(
         experts=experts_of(table),
         active=table.integer(either(table, "num_experts_per_tok", "experts_per_token")),
         hidden=table.integer("intermediate_size"),
         router_bias=True,
         bias=True,
-        router=Router(aux_loss_coef=auxiliary_loss(table)),
     )
     layers = table.integer("num_hidden_layers")
     window = 128

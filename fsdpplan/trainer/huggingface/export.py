@@ -28,6 +28,8 @@ from ..config import DropoutConfig, ModelConfig, PlanConfig
 from ..errors import TrainerError
 from ..model.dropout import NOTHING
 from ..model.weights import VOCABULARIES, named_parameters
+from ..optimizer import Recipe
+from ..options import Options
 from ..user.safetensors_load import DTYPES, INDEX_NAME, read_headers
 from .families import FAMILIES, config_of, family_of
 from .load import CONFIG_NAME, read_config
@@ -70,18 +72,14 @@ class Exported:
 def exported(
     model: ModelConfig,
     precision: str,
-    folder: Path,
     like: Path | None,
     *,
     seq_len: int,
     dropout: DropoutConfig | None = NOTHING,
 ) -> Exported:
-    """What `folder` will hold: of the family of `like`, where the weights came from, or of the one
-    that has such a model. Raises TrainerError where there is none, `like` is of another model, or
-    something is in the way.
+    """What is written: of the family of `like`, where the weights came from, or of the one that has
+    such a model. Raises TrainerError where there is none, or `like` is of another model.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise TrainerError(f"{folder} exists and is not empty: take another --export-hf")
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
     if like is not None:
         config = read_config(like)
@@ -101,6 +99,28 @@ def exported(
     return Exported(
         family=family, config={**config, "torch_dtype": word}, dtype=dtype, beside=beside
     )
+
+
+def require_new(folder: Path | None) -> None:
+    """Raise TrainerError where something is in the way."""
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TrainerError(f"{folder} exists and is not empty: take another --export-hf")
+
+
+def what_to_publish(plan: PlanConfig, options: Options, recipe: Recipe) -> Exported | None:
+    """What the end of the run writes for others; None: nothing. Raises TrainerError where it could
+    not."""
+    if options.export_hf is None:
+        return None
+    what = exported(
+        plan.model,
+        plan.training.precision,
+        options.init_from,
+        seq_len=plan.training.seq_len,
+        dropout=plan.training.dropout,
+    )
+    require_biases_kept(what, plan.model, rate=recipe.expert_bias_rate)
+    return what
 
 
 def keeps_biases(what: Exported, model: ModelConfig) -> bool:

@@ -14,15 +14,17 @@ mean over all mixtures of the model and all tokens of the global batch that do n
 Source: Switch Transformer (arXiv 2101.03961), equations 4 to 6, and load_balancing_loss_func of
 transformers 5, whose value this is over the global batch as one.
 
-The gradient goes through P alone. Micro-batches run backward before the last one has chosen its
-experts, and the first stages of a pipeline know nothing of the last ones' choices, so the f in it
-are those of the global batch before; a run's first step finds them by forward passes of its own
-(evaluation.py). So each token meets the same pressure whatever the layout, and nothing is sent
-within a step.
+The gradient goes through P alone, and needs f when backward begins. Between the forward and the
+backward pass of a micro-batch the ranks tell each other what they chose, so with one micro-batch a
+step f is the global batch's. With several, the later ones are not routed yet: `MeanSoFar`. In a
+pipeline the first stages know nothing of the last ones' choices, and f is that of the global batch
+before; a run's first step finds it by forward passes of its own (evaluation.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -72,30 +74,81 @@ def default_bias_rate(model: ModelConfig) -> float:
     return 0.0 if has_softmax_router(model) else BALANCE_SPEED
 
 
-def press_experts(
-    model: nn.Module,
-    plan: PlanConfig,
-    balance: Balance,
-    *,
-    real: Tensor | float,
-    weight: Tensor | float,
-) -> None:
-    """Let the next backward passes meet the auxiliary loss. `real` is the fraction of the global
-    batch's tokens that do not fill up a row; by `weight` gradients are divided in the end.
+class MeanSoFar:
+    """The part of a step's choices that falls on each expert, as each micro-batch is told of it.
+
+    Each is told of the mean of those up to it, and bears an equal part of what the ones before were
+    told wrongly. So the mean of what all are told, over choices, is that of the whole step, and the
+    gradient differs from the global batch's by how micro-batches differ from each other, twice: in
+    their choices and in their gradients.
+    """
+
+    def __init__(self, choices: Tensor | float) -> None:
+        """`choices` are those of the whole step."""
+        self._whole = choices
+        self._chosen: Tensor | float = 0.0
+        self._told: Tensor | float = 0.0
+        """Sums over choices."""
+
+    def after(self, chosen_E: Tensor) -> Tensor:
+        """What the micro-batch is told that has chosen each expert so often."""
+        chosen_E = chosen_E.double()
+        more, done = chosen_E.sum(), torch.as_tensor(self._chosen).sum()
+        self._chosen = self._chosen + chosen_E
+        mean_E = self._chosen / (done + more).clamp(min=1)
+        left = (self._whole - done).clamp(min=more).clamp(min=1)
+        told_E: Tensor = mean_E + (done * mean_E - self._told) / left
+        self._told = self._told + more * told_E
+        return told_E
+
+
+class Pressure:
+    """The auxiliary loss of one step, as its backward passes meet it.
 
     Gradients of ranks with other tokens are averaged, those of tensor-parallel ranks, which have
     the same tokens, are summed.
     """
-    if not balance.auxiliary:
-        return
-    layout, training = plan.layout, plan.training
-    tokens = training.global_batch * training.seq_len * real
-    copies = layout.data_parallel * layout.cp / layout.tp
-    for mixture in mixtures(model):
-        experts = mixture.config.experts
-        each = balance.auxiliary * experts * copies * weight / (mixtures_in(plan.model) * tokens)
-        mixture.pressure.copy_(mixture.expert_shares * each)
-        mixture.is_pressed = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        meshes: Meshes,
+        plan: PlanConfig,
+        balance: Balance,
+        *,
+        real: Tensor | float,
+        weight: Tensor | float,
+    ) -> None:
+        """`real` is the fraction of the global batch's tokens that do not fill up a row; by
+        `weight` gradients are divided in the end."""
+        assert plan.model.experts is not None
+        layout, training, experts = plan.layout, plan.training, plan.model.experts
+        self._here, self._meshes = mixtures(model), meshes
+        tokens = mixtures_in(plan.model) * training.global_batch * training.seq_len * real
+        copies = layout.data_parallel * layout.cp / layout.tp
+        self._active = experts.active
+        self._each = balance.auxiliary * experts.experts * copies * weight / tokens
+        self._mean = MeanSoFar(experts.active * tokens)
+        for mixture in self._here:
+            mixture.is_pressed = True
+            if layout.pp > 1:
+                self._press(mixture.expert_shares)
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        """Run a forward pass whose backward pass, the next one, is to meet the loss."""
+        before = self._chosen()
+        yield
+        chosen = _over_data([self._chosen() - before], self._meshes)[0]
+        self._press(self._active * self._mean.after(chosen))
+
+    def _chosen(self) -> Tensor:
+        return torch.stack([mixture.counts for mixture in self._here]).sum(0)
+
+    def _press(self, shares_E: Tensor) -> None:
+        for mixture in self._here:
+            # `data`: autograd has noted this tensor in forward, and is to read it in backward
+            mixture.pressure.data.copy_(shares_E * self._each)
 
 
 def mixtures_in(model: ModelConfig) -> int:

@@ -134,11 +134,12 @@ class MixtureOfExperts(nn.Module):
     """Tokens of this rank that each expert got in the step under way."""
     expert_shares: Tensor
     """Of a softmax router: the part of its tokens that each expert got, the mean over all mixtures
-    of the model and the tokens of the last step."""
+    of the model and the tokens of the last step; by it pipelines press."""
     probabilities: Tensor
     """Of a softmax router: the sums of its scores, over the tokens that are counted."""
     pressure: Tensor
-    """Of a softmax router: the gradient of the auxiliary loss by each token's scores."""
+    """Of a softmax router: the gradient of the auxiliary loss by each token's scores, known when
+    backward begins."""
 
     def __init__(self, hidden: int, config: ExpertsConfig, *, mlp: str) -> None:
         super().__init__()
@@ -246,11 +247,28 @@ class _Pressed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = gradients
-        scores_NE, pressure_E = ctx.saved_tensors
-        push_NE = scores_NE * pressure_E
-        # d softmax = diag(s) - s s'
-        return gradient + push_NE - scores_NE * push_NE.sum(-1, keepdim=True), None, None
+        return _press(*gradients, *ctx.saved_tensors), None, None
+
+
+@torch.library.custom_op(
+    "fsdpplan::press",
+    mutates_args=(),
+    schema="(Tensor gradient, Tensor scores, Tensor pressure) -> Tensor",
+)
+def _press(gradient_NE: Tensor, scores_NE: Tensor, pressure_E: Tensor) -> Tensor:
+    """`gradient_NE` by logits, with that of `(scores_NE @ pressure_E).sum()`.
+
+    One operator, since a compiler that sees the product of what forward has saved makes it there,
+    when the pressure is not known yet.
+    """
+    push_NE = scores_NE * pressure_E
+    # d softmax = diag(s) - s s'
+    return gradient_NE + push_NE - scores_NE * push_NE.sum(-1, keepdim=True)
+
+
+@_press.register_fake
+def _(gradient_NE: Tensor, scores_NE: Tensor, pressure_E: Tensor) -> Tensor:
+    return torch.empty_like(gradient_NE)
 
 
 def weights_of(logits_NE: Tensor, chosen_NK: Tensor, router: RouterConfig) -> Tensor:

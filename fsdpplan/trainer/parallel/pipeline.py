@@ -32,6 +32,7 @@ from ..torch_versions import (
     let_go_of_gradients,
     lowered,
 )
+from .gradient_sums import PipelineSums
 from .mesh import Meshes
 from .pipeline_stages import StageShare, rank_shares, rank_stages
 from .replicas import ReplicaGradients
@@ -62,6 +63,7 @@ class Pipeline:
     ) -> None:
         assert meshes.pp is not None
         shares = rank_shares(plan, pp_rank=meshes.pp.get_local_rank())
+        self._plan, self._device = plan, device
         self._layout = plan.layout
         self._scaler: LossScaler | None = None
         last = [stage for stage, share in zip(stages, shares, strict=True) if share.is_last]
@@ -69,19 +71,21 @@ class Pipeline:
         self._has_first = any(share.is_first for share in shares)
         self._has_last = any(share.is_last for share in shares)
         self._tables = TiedTables.of(stages, shares, plan, meshes.pp)
+        self._sums = PipelineSums.of(stages, plan.layout)
         self._replicas = None
         if plan.layout.sharding == "ddp" and meshes.axis("dp_replicate") is not None:
             self._replicas = ReplicaGradients(
                 stages, plan, meshes.parameters["dp_replicate"].get_group()
             )
         self._no_loss = torch.zeros((), device=device)
-        self._plan, self._device = plan, device
         self._group = group = meshes.pp.get_group()
         self._stages = {share.index: stage for stage, share in zip(stages, shares, strict=True)}
         staged = [
             _stage(stage, share, plan, device, group)
             for stage, share in zip(stages, shares, strict=True)
         ]
+        if self._sums is not None:
+            self._sums.watch(staged)
         self._schedule = planned_schedule(plan, staged, self._loss)
         self._no_outputs = keep_no_outputs(self._schedule, staged)
 
@@ -92,6 +96,8 @@ class Pipeline:
         self._scaler = scaler
         losses: list[Tensor] = []
         batch = joined(micro_batches)
+        if self._sums is not None:
+            self._sums.begin()
         if self._replicas is not None:
             self._replicas.begin()
         with loss_context(self._layout):

@@ -7,20 +7,24 @@ on the layout, and a run resumes from one number.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..config import PlanConfig
 from ..errors import RankError, TrainerError
 from ..parallel.context_parallel import own_positions
 from ..parallel.mesh import batch_rank, place
+from ..private_torch import meeting_store
 from .mixture import Order, Share, parts, require_shares
 from .packing import IGNORED, MicroBatch, only_counted, pack
 from .pieces import SUFFIXES
@@ -302,13 +306,22 @@ def weights_of(shares: Sequence[Share], sources: Sequence[Source]) -> list[Fract
 
 
 def open_sequences(
-    plan: PlanConfig, path: Path | None, *, seed: int | str, tokenizer: Path | None = None
+    plan: PlanConfig,
+    path: Path | None,
+    *,
+    seed: int | str,
+    tokenizer: Path | None = None,
+    is_text: bool | None = None,
 ) -> Data:
-    """The token file or the text in `path`, or synthetic tokens."""
+    """The token file or the text in `path`, or synthetic tokens; all ranks call this. `is_text`:
+    which of both it is, where that is known."""
     seq_len, vocab = plan.training.seq_len, plan.model.vocab
     if path is None:
         return SyntheticSequences(seq_len=seq_len, vocab=vocab, seed=int(seed))
-    return Windows(_source(path, tokenizer), seq_len=seq_len, vocab=vocab, seed=seed)
+    if is_text is None:
+        (is_text,) = are_texts([path])
+    source = _source(path, tokenizer, is_text=is_text)
+    return Windows(source, seq_len=seq_len, vocab=vocab, seed=seed)
 
 
 def open_data(
@@ -320,27 +333,43 @@ def open_data(
         path = Path(shares[0].path) if shares else None
         return open_sequences(plan, path, seed=seed, tokenizer=tokenizer)
     paths = [Path(share.path) for share in shares]
-    if tokenizer is not None and not any(map(is_text, paths)):
+    texts = are_texts(paths)
+    if tokenizer is not None and not any(texts):
         raise _no_text(paths[0])
     sources = [
         Windows(
-            _source(path, tokenizer if is_text(path) else None),
+            _source(path, tokenizer if is_text else None, is_text=is_text),
             seq_len=plan.training.seq_len,
             vocab=plan.model.vocab,
             seed=f"{seed}:{index}",  # so that sources of one length do not go in step
         )
-        for index, path in enumerate(paths)
+        for index, (path, is_text) in enumerate(zip(paths, texts, strict=True))
     ]
     return Mixture(sources, weights_of(shares, sources))
 
 
-def is_text(path: Path) -> bool:
-    """Whether `path` is to be tokenised."""
+_asked = count()
+"""Of this process, which is in step with the others."""
+
+
+def are_texts(paths: Sequence[Path]) -> list[bool]:
+    """Which of `paths` are to be tokenised; all ranks call this. They take the first one's answer,
+    since a shared file system may show others what stands beside a file later."""
+    if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
+        return [_is_text(path) for path in paths]
+    store = meeting_store(f"texts {next(_asked)}")
+    if dist.get_rank() == 0:
+        store.set("are", json.dumps([_is_text(path) for path in paths]))
+    answer: list[bool] = json.loads(store.get("are"))
+    return answer
+
+
+def _is_text(path: Path) -> bool:
     return path.is_dir() or (path.suffix in SUFFIXES and not sidecar_of(path).exists())
 
 
-def _source(path: Path, tokenizer: Path | None) -> TokenSource:
-    if is_text(path):
+def _source(path: Path, tokenizer: Path | None, *, is_text: bool) -> TokenSource:
+    if is_text:
         return TextSource(path, tokenizer)
     if tokenizer is not None:
         raise _no_text(path)

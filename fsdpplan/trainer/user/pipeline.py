@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..config import PlanConfig
 from ..errors import TrainerError
 from ..parallel.data_parallel import gradient_sync
+from ..parallel.gradient_sums import PipelineSums
 from ..parallel.local_parameters import hand_over_gradients
 from ..parallel.mesh import Meshes
 from ..parallel.pipeline import planned_schedule, stated_stage
@@ -67,6 +68,7 @@ class UserPipeline(nn.Module):
         self._copies = _copies(cut, stages)
         self._copies_are_equal = False
         self._own_targets = own_targets(cut.model)
+        self._sums = PipelineSums.of([stage.module for stage in stages], plan.layout)
         self._replicas: ReplicaGradients | None = None
         if plan.layout.sharding == "ddp" and meshes.axis("dp_replicate") is not None:
             group = meshes.parameters["dp_replicate"].get_group()
@@ -97,6 +99,8 @@ class UserPipeline(nn.Module):
             )
             for stage in stages
         ]
+        if self._sums is not None:
+            self._sums.watch(staged)
         self._schedule = planned_schedule(plan, staged, lambda loss, _: loss)
         self._no_outputs = keep_no_outputs(self._schedule, staged)
 
@@ -132,6 +136,8 @@ class UserPipeline(nn.Module):
         for stage in self._stages:
             stage.loss_of = scaled if stage.share.is_last else None
             stage.beside = counted.beside
+        if self._sums is not None:
+            self._sums.begin()
         if self._replicas is not None:
             self._replicas.begin()
         places = torch.zeros(rows, dtype=torch.int64, device=self._device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typer.main import get_command
 
 from fsdpplan.cli.app import app, exit_code_of
 from fsdpplan.cli.resolve import job
+from fsdpplan.files.catalogue import load_model
 from tests.cli.small import DEMO, SHAPE, answer, on_a_machine_without_gpus, words
 
 STAND_INS = Path(__file__).resolve().parents[2] / "stand_ins"
@@ -397,6 +399,44 @@ def test_a_pattern_that_matches_no_parameter_is_refused_before_the_queue(
 ) -> None:
     assert exit_code_of(["emit-launch", "--param-group", "embed*:lr=0.1"]) == 2
     assert "tok_embeddings.weight" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_sigmoid", [False, True])
+@pytest.mark.parametrize("rate", ["", "--expert-bias-rate 0", "--expert-bias-rate 0.001"])
+def test_an_export_without_the_biases_that_routed_is_refused_before_the_queue(
+    is_sigmoid: bool, rate: str, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the trainer refuses it: DeepSeek-V3's format has them, a softmax router's has not."""
+    from fsdpplan.trainer.config import parse_plan
+    from fsdpplan.trainer.errors import TrainerError
+    from fsdpplan.trainer.huggingface.export import what_to_publish
+    from fsdpplan.trainer.options import parse_options
+
+    name = "deepseek-v3" if is_sigmoid else "mixtral-8x7b"
+    document = json.loads((plan / "fsdpplan.json").read_text())
+    document["model"] = asdict(load_model(name))
+    (plan / "fsdpplan.json").write_text(json.dumps(document))
+    words_given = ["--export-hf", "out", *words(rate)]
+    options = parse_options(words_given)
+    parsed = parse_plan(json.dumps(document))
+    try:
+        what_to_publish(parsed, options, options.recipe(parsed))
+        refused = ""
+    except TrainerError as error:
+        refused = str(error)
+    assert bool(refused) == (rate.endswith("0.001") and not is_sigmoid)
+    assert exit_code_of(["emit-launch", *words_given]) == (2 if refused else 0)
+    assert refused in capsys.readouterr().err
+
+
+def test_a_model_that_nothing_would_load_is_refused_before_the_queue(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads((plan / "fsdpplan.json").read_text())
+    document["model"]["embedding_norm"] = True
+    (plan / "fsdpplan.json").write_text(json.dumps(document))
+    assert exit_code_of(["emit-launch", "--export-hf", "out"]) == 2
+    assert "no published architecture" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_cannot_go_on_is_refused_before_the_queue(

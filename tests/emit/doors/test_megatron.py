@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fsdpplan.emit.targets import render
-from fsdpplan.emit.trainer_program import Trainer
+from fsdpplan.emit.trainer_program import DEFAULT_AUX_LOSS_COEF, Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Experts, RopeScaling
+from fsdpplan.spec.model import Experts, RopeScaling, Router
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.training import Training
 from tests.emit.bench import shellcheck
@@ -25,7 +25,7 @@ SWITCHES = """
 --torch-fsdp2-no-reshard-after-forward --no-gradient-accumulation-fusion --overlap-grad-reduce
 --use-distributed-optimizer --overlap-param-gather --bf16 --fp16 --grad-reduce-in-bf16
 --accumulate-allreduce-grads-in-fp32 --use-rope-scaling --mock-data --moe-grouped-gemm
---moe-shared-expert-gate
+--moe-shared-expert-gate --moe-router-enable-expert-bias --moe-router-pre-softmax
 """
 VALUES = """
 --num-layers --hidden-size --ffn-hidden-size --num-attention-heads --kv-channels
@@ -39,6 +39,7 @@ VALUES = """
 --weight-decay --clip-grad --seed --eval-iters --log-interval --save --load --save-interval
 --num-experts --moe-router-topk --moe-ffn-hidden-size --moe-layer-freq
 --moe-shared-expert-intermediate-size --recompute-modules --rope-scaling-factor
+--moe-aux-loss-coeff --moe-router-bias-update-rate
 """
 CHOICES = {
     "--transformer-impl": "local transformer_engine inference_optimized",
@@ -53,6 +54,7 @@ CHOICES = {
     "--lr-decay-style": "constant linear cosine inverse-square-root WSD",
     "--lr-wsd-decay-style": "exponential linear cosine minus_sqrt",
     "--tokenizer-type": "HuggingFaceTokenizer NullTokenizer",
+    "--moe-router-score-function": "softmax sigmoid sqrtsoftplus",
     "--moe-token-dispatcher-type": "allgather alltoall flex",
     "--moe-router-load-balancing-type": "aux_loss seq_aux_loss global_aux_loss sinkhorn "
     "quantile_balancing none",
@@ -225,6 +227,54 @@ def test_the_model_is_said(tmp_path: Path) -> None:
     assert found.expert_model_parallel_size == "2"
     assert found.moe_layer_freq == "([0]*1+[1]*2)"
     assert found.moe_shared_expert_intermediate_size == "64"
+
+
+BALANCED: list[tuple[Router, Trainer, float | None]] = [
+    (Router(), Trainer(), DEFAULT_AUX_LOSS_COEF),
+    (Router(aux_loss_coef=0.02), Trainer(), 0.02),
+    (Router(aux_loss_coef=0.02, normalised=False), Trainer(router_aux_loss_coef=0.5), 0.5),
+    (Router(aux_loss_coef=0.02), Trainer(router_aux_loss_coef=0.0), None),
+    (Router(scores="sigmoid"), Trainer(), None),
+]
+
+
+@pytest.mark.parametrize(("router", "program", "coefficient"), BALANCED)
+def test_experts_are_balanced_as_the_reference_trainer_does(
+    router: Router, program: Trainer, coefficient: float | None, tmp_path: Path
+) -> None:
+    """In blocks that route alike, the sum of Megatron-LM's losses is the loss of all blocks."""
+    experts = Experts(experts=8, active=2, hidden=32, dense_layers=1, router=router)
+    plan = plan_of(zero1(dp_shard=2), BF16, layers=4, experts=experts)
+    found = parsed(plan, tmp_path, program=program)
+    assert found.moe_router_enable_expert_bias == (router.scores == "sigmoid")
+    if coefficient is None:
+        assert found.moe_router_load_balancing_type == "none"
+        assert found.moe_aux_loss_coeff is None
+        return
+    assert found.moe_router_load_balancing_type == "aux_loss"
+    tokens, mixtures = 5, 3
+    chosen, probable = [4, 3, 2, 1, 0, 0, 0, 0], [0.5, 0.2, 0.1, 0.1, 0.1, 0, 0, 0]
+    # `switch_load_balancing_loss_func`, of sums over tokens
+    scale = 8 * float(found.moe_aux_loss_coeff) / (2 * tokens * tokens)
+    of_block = sum(f * p * tokens for f, p in zip(chosen, probable, strict=True)) * scale
+    ours = 8 * sum(f / tokens * p for f, p in zip(chosen, probable, strict=True))
+    assert mixtures * of_block == pytest.approx(coefficient * ours, rel=1e-5)
+
+
+def test_biases_are_said_where_it_has_them(tmp_path: Path) -> None:
+    program = Trainer(expert_bias_rate=0.01)
+    plans = [
+        plan_of(
+            zero1(dp_shard=2),
+            BF16,
+            experts=Experts(experts=8, active=2, hidden=32, router=Router(scores=scores)),
+        )
+        for scores in ("sigmoid", "softmax")
+    ]
+    found = parsed(plans[0], tmp_path, program=program)
+    assert found.moe_router_bias_update_rate == "0.01"
+    with pytest.raises(SpecError, match="--router-aux-loss-coef"):
+        render("megatron", make_order(plans[1], program=program))
 
 
 def test_positions_are_scaled_as_llamas(tmp_path: Path) -> None:

@@ -162,9 +162,11 @@ def test_experts_and_latents_are_read_as_they_are() -> None:
     )
     assert model.latent == LatentAttention(kv_rank=64, rope_head_dim=16, value_head_dim=24)
     assert (model.head_dim, model.kv_heads, model.dense_blocks) == (48, 4, 1)
-    gpt_oss = parse({**MIXTRAL, "model_type": "gpt_oss"}).model
+    # the coefficient of its class is nobody's
+    gpt_oss = parse({**MIXTRAL, "model_type": "gpt_oss", "router_aux_loss_coef": 0.9}).model
     assert gpt_oss.attention_sinks
     assert gpt_oss.experts == Experts(experts=4, active=2, hidden=704, router_bias=True, bias=True)
+    assert gpt_oss.experts.router.aux_loss_coef is None
 
 
 def test_routers_are_read_as_they_are() -> None:

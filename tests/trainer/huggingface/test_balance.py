@@ -14,13 +14,12 @@ import torch.distributed as dist
 
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainerError
-from fsdpplan.trainer.evaluation import find_shares
 from fsdpplan.trainer.export import export_newest
 from fsdpplan.trainer.huggingface.families import FAMILIES
 from fsdpplan.trainer.huggingface.load import load_published
 from fsdpplan.trainer.huggingface.names import PLAIN, published_tensors
 from fsdpplan.trainer.model.balance import AUXILIARY_COEFFICIENT, BALANCE_SPEED, Balance
-from fsdpplan.trainer.optimizer import Recipe, make_optimizer
+from fsdpplan.trainer.optimizer import Recipe, make_optimizer, set_learning_rate
 from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.parallel.assemble import Assembled, assemble
 from fsdpplan.trainer.step import train_step
@@ -74,48 +73,52 @@ def assembled_from(folder: Path, **layout: Any) -> tuple[Any, Assembled]:
 def test_the_auxiliary_loss_and_its_gradient_are_those_of_transformers(
     family: str, masks: bool, micro_batches: int, tmp_path: Path
 ) -> None:
+    """In every step: the second one has other tokens. Micro-batches of the same rows choose alike,
+    and what each is told is what the whole step has chosen."""
     theirs = published(tmp_path, MIXTURES[family])
-    rows = tokens()
-    inputs, targets = rows[:, :-1], rows[:, 1:]
-    real = torch.ones_like(inputs, dtype=torch.bool)
-    if masks:
-        real[0, 9:] = False
-    counted = targets.where(real, -100)
     theirs.router_aux_loss_coef = COEFFICIENT
-    found = theirs(inputs, attention_mask=real.long(), output_router_logits=True)
-    entropy = torch.nn.functional.cross_entropy(found.logits.flatten(0, 1), counted.flatten())
-    (entropy + COEFFICIENT * found.aux_loss).backward()
-
+    first = tokens()
     layout = {"num_microbatches": micro_batches, "gradient_sync": "last"}
-    plan, ours = assembled_from(tmp_path, micro_batch=len(rows) // micro_batches, **layout)
+    plan, ours = assembled_from(tmp_path, micro_batch=len(first) // micro_batches, **layout)
     recipe = Recipe(
         steps=1, learning_rate=1e-3, warmup_steps=0, weight_decay=0.0, clip_norm=math.inf
     )
     optimizer = make_optimizer(ours.model, recipe)
+    set_learning_rate(optimizer, 0.0)  # so that both keep their weights
     kept: dict[str, torch.Tensor] = {}
     optimizer.register_step_pre_hook(lambda *_: kept.update(gradients_of(ours.model)))
-    masked = (counted != -100).sum()[None] if masks else None
-    pieces = zip(*(part.chunk(micro_batches) for part in (inputs, counted, real)), strict=True)
-    batches = [
-        MicroBatch(tokens, follow, masked=masked, real=mask if masks else None)
-        for tokens, follow, mask in pieces
-    ]
-    balance = Balance(auxiliary=COEFFICIENT)
-    find_shares(ours, batches, plan, balance)
-    output = train_step(ours, optimizer, batches, plan, clip_norm=math.inf, balance=balance)
-    assert output.balanced is not None
-    assert output.balanced.auxiliary_loss is not None
-    assert output.balanced.auxiliary_loss.item() == pytest.approx(found.aux_loss.item(), rel=1e-6)
-    assert output.loss.item() == pytest.approx(entropy.item(), rel=1e-5)
-    wanted = gradients_of(theirs)
-    compared = set()
-    for each in published_tensors(family, plan.model):
-        name = each.name.replace("block_sparse_moe", "mlp")  # as files have it, and modules
-        if name in wanted and each.form is PLAIN and each.expert is None:
-            error = (kept[each.ours[0]] - wanted[name]).norm() / wanted[name].norm()
-            assert error < 1e-5, (name, float(error))
-            compared.add(name.rsplit(".", 2)[-2])
-    assert {"gate", "embed_tokens", "input_layernorm", "lm_head"} <= compared
+    for rows in (first, first.flip(0, 1)):
+        part = rows[: len(rows) // micro_batches]
+        inputs, targets = part[:, :-1], part[:, 1:]
+        real = torch.ones_like(inputs, dtype=torch.bool)
+        if masks:
+            real[0, 9:] = False
+        counted = targets.where(real, -100)
+        theirs.zero_grad()
+        found = theirs(inputs, attention_mask=real.long(), output_router_logits=True)
+        logits = found.logits.flatten(0, 1)
+        entropy = torch.nn.functional.cross_entropy(logits, counted.flatten())
+        (entropy + COEFFICIENT * found.aux_loss).backward()
+
+        masked = micro_batches * (counted != -100).sum()[None] if masks else None
+        batch = MicroBatch(inputs, counted, masked=masked, real=real if masks else None)
+        batches = [batch] * micro_batches
+        balance = Balance(auxiliary=COEFFICIENT)
+        output = train_step(ours, optimizer, batches, plan, clip_norm=math.inf, balance=balance)
+        assert output.balanced is not None
+        assert output.balanced.auxiliary_loss is not None
+        value = output.balanced.auxiliary_loss.item()
+        assert value == pytest.approx(found.aux_loss.item(), rel=1e-6)
+        assert output.loss.item() == pytest.approx(entropy.item(), rel=1e-5)
+        wanted = gradients_of(theirs)
+        compared = set()
+        for each in published_tensors(family, plan.model):
+            name = each.name.replace("block_sparse_moe", "mlp")  # as files have it, and modules
+            if name in wanted and each.form is PLAIN and each.expert is None:
+                error = (kept[each.ours[0]] - wanted[name]).norm() / wanted[name].norm()
+                assert error < 1e-5, (name, float(error))
+                compared.add(name.rsplit(".", 2)[-2])
+        assert {"gate", "embed_tokens", "input_layernorm", "lm_head"} <= compared
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from fsdpplan.trainer.config import DropoutConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.export import export_newest
 from fsdpplan.trainer.huggingface import families
-from fsdpplan.trainer.huggingface.export import export, exported
+from fsdpplan.trainer.huggingface.export import export, exported, require_new
 from fsdpplan.trainer.huggingface.families import FAMILIES, config_of, family_of
 from fsdpplan.trainer.huggingface.load import load_published, require_loadable
 from fsdpplan.trainer.model.decoder import Decoder
@@ -186,7 +186,7 @@ def test_a_model_comes_in_and_goes_out_as_it_was(name: str, tmp_path: Path) -> N
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens()), expected, rtol=2e-4, atol=2e-4)
     start(plan)
-    what = exported(plan.model, "fp32", tmp_path / "out", tmp_path / "in", seq_len=24)
+    what = exported(plan.model, "fp32", tmp_path / "in", seq_len=24)
     export(ours, plan, tmp_path / "out", what)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
@@ -206,7 +206,7 @@ def test_a_model_that_was_drawn_here_is_published_under_a_family_that_computes_i
         ours,
         plan,
         tmp_path / "out",
-        exported(plan.model, "fp32", tmp_path / "out", None, seq_len=24),
+        exported(plan.model, "fp32", None, seq_len=24),
     )
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
@@ -253,7 +253,7 @@ def test_files_of_a_few_tensors_each_are_read_and_written(
         ours,
         plan,
         tmp_path / "out",
-        exported(plan.model, "fp32", tmp_path / "out", None, seq_len=24),
+        exported(plan.model, "fp32", None, seq_len=24),
     )
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 3
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -314,21 +314,21 @@ def test_weights_that_are_missing_or_many_are_told_before_anything_is_written(
 def test_a_folder_that_holds_something_is_not_written_into(tmp_path: Path) -> None:
     published(tmp_path / "in", "llama")
     with pytest.raises(TrainerError, match="not empty"):
-        exported(plan_of(tmp_path / "in").model, "fp32", tmp_path / "in", None, seq_len=24)
+        require_new(tmp_path / "in")
 
 
 def test_a_config_of_another_model_does_not_go_along(tmp_path: Path) -> None:
     published(tmp_path / "in", "llama")
     plan = parse_plan(plans.plan_text(model=model_of(tmp_path / "in") | {"rope_theta": 5e5}))
     with pytest.raises(TrainerError, match="rope_theta"):
-        exported(plan.model, "fp32", tmp_path / "out", tmp_path / "in", seq_len=24)
+        exported(plan.model, "fp32", tmp_path / "in", seq_len=24)
 
 
 def test_a_model_that_no_family_computes_is_refused_before_it_is_trained(tmp_path: Path) -> None:
     plan = parse_plan(plans.plan_text(model={"post_norms": True}))
     assert family_of(plan.model) is None
     with pytest.raises(TrainerError, match="leave --export-hf out"):
-        exported(plan.model, "fp32", tmp_path / "out", None, seq_len=24)
+        exported(plan.model, "fp32", None, seq_len=24)
 
 
 def test_each_familys_config_is_its_own_model(tmp_path: Path) -> None:

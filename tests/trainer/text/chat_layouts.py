@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from fsdpplan.trainer.config import parse_plan
+from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.evaluation import HeldOut, evaluate, find_shares
 from fsdpplan.trainer.model.balance import Balance, balance_experts
 from fsdpplan.trainer.model.decoder import Decoder
@@ -20,7 +20,7 @@ from fsdpplan.trainer.optimizer import make_optimizer
 from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.parallel.assemble import assemble
 from fsdpplan.trainer.step import train_step
-from fsdpplan.trainer.text.chats import open_chats
+from fsdpplan.trainer.text.chats import ChatSequences, open_chats
 from fsdpplan.trainer.text.data import micro_batches
 from tests.trainer import jobs, losses, plans
 from tests.trainer.loss_layouts import PIPED, SPLIT
@@ -66,19 +66,30 @@ def measure_all(out: Path) -> None:
         for packs in (False, True):
             chats = json.loads((out.parent / f"{packs}.json").read_text(encoding="utf-8"))
             results[f"reference {packs}"] = plain_loop(chats, MODEL)
-            results[f"mixture reference {packs}"] = plain_loop(chats, MIXTURE)
+            text = plans.plan_text(model=MIXTURE, training=TRAINING)
+            _, sequences = opened(text, out.parent, packs=packs)
+            rows = [sequences(row)[sequences.real(row)].tolist() for row in range(ROWS)]
+            for layout in jobs.asked_of(MIXTURES).values():
+                name = losses.reference_name(f"mixture reference {packs}", layout)
+                results[name] = plain_loop(chats, MIXTURE, layout, rows)
     jobs.leave_with(results, out)
 
 
-@jobs.refusable
-def fine_tuned(text: str, folder: Path, *, packs: bool) -> dict[str, Any]:
-    """Losses and norms of the trainer's steps, and the loss on the same chats at the end."""
+def opened(text: str, folder: Path, *, packs: bool) -> tuple[PlanConfig, ChatSequences]:
+    """A plan, and the chats that it is to learn."""
     plan = parse_plan(text)
     words = ["--sft", "--data", str(folder / f"{packs}.jsonl")]
     words += ["--tokenizer", str(folder / "tokenizer" / "tokenizer.json")]
     options = parse_options([*words, *(["--pack"] if packs else [])])
     assert options.data is not None
-    sequences = open_chats(plan, options, Path(options.data[0].path), seed=0)
+    chats = open_chats(plan, options, Path(options.data[0].path), seed=0)
+    return plan, chats
+
+
+@jobs.refusable
+def fine_tuned(text: str, folder: Path, *, packs: bool) -> dict[str, Any]:
+    """Losses and norms of the trainer's steps, and the loss on the same chats at the end."""
+    plan, sequences = opened(text, folder, packs=packs)
     assert sequences.windows == ROWS
     assembled = assemble(plan, losses.CPU, seed=0)
     optimizer = make_optimizer(assembled.model, losses.RECIPE)
@@ -109,38 +120,63 @@ def fine_tuned(text: str, folder: Path, *, packs: bool) -> dict[str, Any]:
     return found | {"held_out": judged.loss, "targets": judged.targets}
 
 
+Chat = tuple[list[int], list[int]]
+"""Tokens, and which of them count."""
+
+
 def plain_loop(
-    chats: Sequence[tuple[list[int], list[int]]], model: dict[str, Any]
+    chats: Sequence[Chat],
+    model: dict[str, Any],
+    layout: dict[str, Any] | None = None,
+    rows: Sequence[list[int]] = (),
 ) -> dict[str, Any]:
-    """Each chat by itself, with its tokens and its mask: steps on the mean over all that counts."""
+    """Each chat by itself, with its tokens and its mask: steps on the mean over all that counts.
+    The experts of a mixture are pressed as those of `layout` are, whose micro-batches have so many
+    of the `rows` each."""
     plan = parse_plan(plans.plan_text(model=model, training=TRAINING))
     decoder = Decoder(plan.model)
     initialise(decoder, seed=0, layers=plan.model.layers)
     optimizer = make_optimizer(decoder, losses.RECIPE)
     targets = sum(sum(mask[1:]) for _, mask in chats)
+    pressing = losses.Pressing(decoder, layout or {})
+    number = pressing.micro_batches
+    parts = [chats] if number == 1 else _parts(chats, rows, number)
+    tokens = sum(len(ids) for ids, _ in chats)
     found: dict[str, list[float]] = {"losses": [], "norms": [], "auxiliary": []}
-    shares = None
     for step in range(STEPS + 1):
+        pressing.begin(lambda: [_sum_of_chat(decoder, *chat) for chat in chats])
         optimizer.zero_grad()
-        with losses.Routed(decoder) as seen:
-            whole = torch.stack([_sum_of_chat(decoder, *chat) for chat in chats]).sum() / targets
+        whole = 0.0
+        for part in parts:
+            with pressing.seen() as seen:
+                mean = torch.stack([_sum_of_chat(decoder, *chat) for chat in part]).sum() / targets
+            (mean + pressing.loss(seen, tokens=tokens)).backward()
+            whole += mean.item()
         if step == STEPS:
-            return found | {"held_out": whole.item(), "targets": targets}
-        pressed: torch.Tensor | float = 0.0
-        if seen.mixtures:
-            shares = seen.shares() if shares is None else shares
-            pressed = losses.BALANCE.auxiliary * seen.auxiliary_loss(shares)
-        (whole + pressed).backward()
+            return found | {"held_out": whole, "targets": targets}
         norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), losses.RECIPE.clip_norm)
         optimizer.step()
-        if seen.mixtures:
-            shares = seen.shares()
-            found["auxiliary"].append(seen.auxiliary_loss(shares).item())
+        if plan.model.experts is not None:
+            found["auxiliary"].append(pressing.end())
             alone = Balance(bias_rate=losses.BALANCE.bias_rate)
             balance_experts(decoder, None, plan.model, alone)
-        found["losses"].append(whole.item())
+        found["losses"].append(whole)
         found["norms"].append(norm.item())
     raise AssertionError
+
+
+def _parts(chats: Sequence[Chat], rows: Sequence[list[int]], number: int) -> list[list[Chat]]:
+    """The chats of each of `number` micro-batches, by which row has their tokens."""
+    words = [f" {' '.join(map(str, row))} " for row in rows]
+    row_of = [
+        next(n for n, row in enumerate(words) if f" {' '.join(map(str, ids))} " in row)
+        for ids, _ in chats
+    ]
+    each = len(rows) // number
+    return [
+        [chat for chat, row in zip(chats, row_of, strict=True) if row // each == part]
+        for part in range(number)
+    ]
 
 
 def _sum_of_chat(decoder: Decoder, ids: list[int], mask: list[int]) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.private_torch import meeting_store
-from fsdpplan.trainer.text import make_index
+from fsdpplan.trainer.text import data, make_index
 from fsdpplan.trainer.text.stream import TextSource
 from tests.trainer.jobs import leave_with
 
@@ -70,6 +70,13 @@ def main(out: Path) -> None:
     text(folder / "disk-0", good), text(folder / "disk-1", good)
     results["two disks"] = opened(folder / f"disk-{rank}")
     socket.gethostname, Path.exists = host, exists  # type: ignore[method-assign]
+
+    kinds: list[Any] = [None, None]
+    line = text(folder / "kinds", good) / "a.jsonl"
+    # the first rank sees a sidecar, the other one does not yet
+    data.sidecar_of = lambda path: path.with_name("none") if rank else path
+    dist.all_gather_object(kinds, data.are_texts([line, folder]))
+    results["kinds"] = kinds
 
     make_index.SILENT_SECONDS = 0.5
     lost = text(folder / "lost", good)

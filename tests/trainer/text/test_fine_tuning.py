@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer import jobs
+from tests.trainer import jobs, losses
 from tests.trainer.text import chat_cases, chat_layouts
 from tests.trainer.text.chat_cases import CHATS, turn
 
@@ -68,7 +68,8 @@ def test_what_fills_up_rows_is_routed_nowhere_and_counted_nowhere(
 ) -> None:
     """Chats by themselves have none: losses, gradients and what balances experts are as there."""
     for packs in (False, True):
-        found, expected = results[f"{name} {packs}"], results[f"mixture reference {packs}"]
+        found, layout = results[f"{name} {packs}"], chat_layouts.MIXTURES[name]
+        expected = results[losses.reference_name(f"mixture reference {packs}", layout)]
         assert found["losses"] == pytest.approx(expected["losses"], rel=LOSS_TOLERANCE)
         assert found["norms"] == pytest.approx(expected["norms"], rel=NORM_TOLERANCE)
         assert found["auxiliary"] == pytest.approx(expected["auxiliary"], rel=LOSS_TOLERANCE)

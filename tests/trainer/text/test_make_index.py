@@ -201,3 +201,4 @@ def test_one_rank_makes_the_index_and_the_others_wait_for_it(tmp_path: Path) -> 
         assert said.startswith("TrainerError: ")
         assert "a line must be a JSON object" in said
     assert "gives no sign of life" in found["lost"]
+    assert found["kinds"] == [[False, True], [False, True]]
