@@ -45,6 +45,7 @@ from fsdpplan.run.outcome import Manner
 from fsdpplan.run.plans import read_plan
 from fsdpplan.run.rehearse.smoke import smoke_plan
 from fsdpplan.run.session import command_words
+from fsdpplan.run.time_limit import with_time_to_save
 from fsdpplan.topology import probe
 
 SMOKE_STEPS = 10
@@ -125,8 +126,10 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
     asked = job or (Job(python=sys.executable) if emits else None)
     said: list[str | None] = []
     if emits and asked is not None and saves_to(asked) is not None:
-        asked, saves = with_best_interval(asked, read_plan(plan), measured=runs_of(LedgerOptions()))
-        said.append(saves)
+        chosen, measured = read_plan(plan), runs_of(LedgerOptions())
+        asked, saves = with_best_interval(asked, chosen, measured=measured)
+        asked, limit = with_time_to_save(asked, chosen, measured=measured)
+        said += (saves, limit)
     launch = resolve_launch(
         folder,
         plan_file=None if plan == DEFAULT_PLAN else Path(plan),
