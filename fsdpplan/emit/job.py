@@ -146,6 +146,9 @@ class Job:
     signal_seconds: int | None = None
     """Seconds before the time limit at which the program gets SIGUSR1; None: what steps and saves
     of its plan take (`run/time_limit.py`) when it has a time limit and checkpoints."""
+    save_seconds: int | None = None
+    """Seconds that a save may take, by the plan: the job counts with it until it has measured one;
+    None: nobody said."""
     exclude: tuple[str, ...] = ()
     """Lists of nodes that the job must not get, as Slurm writes them: `n03,n[17-19]`."""
     segment: bool | None = None

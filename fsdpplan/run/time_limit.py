@@ -122,20 +122,22 @@ def with_time_to_save(
     if limit is None or saves_to(job) is None:
         return job, ""
     needed = time_to_save(plan, job, measured=measured)
+    job = replace(job, save_seconds=ceil(needed.upper_save_seconds))
     if job.signal_seconds is not None:
         if job.signal_seconds >= needed.expected_seconds:
             return job, ""
         return job, (
             f"--signal-seconds {job.signal_seconds} may be too late to save: leave it out for "
-            f"{needed.upper_seconds:,}, for {needed.words}"
+            f"{needed.upper_seconds:,}, which is {needed.words}"
         )
     step = needed.step_seconds
     assert isinstance(job.program, Trainer)
     steps = planned_steps(job.program, plan.training)
-    whole = needed.start_seconds + steps * step.upper + needed.upper_save_seconds
+    whole = ceil(needed.start_seconds + steps * step.upper + needed.upper_save_seconds)
     latest = limit - ceil(needed.start_seconds + step.upper)
-    if needed.upper_seconds > latest and whole <= limit:
-        return job, ""
+    if needed.upper_seconds > latest and whole < limit:
+        # by then all steps are done, unless they are slower than they can be
+        return replace(job, signal_seconds=limit - whole), ""
     seconds = min(needed.upper_seconds, max(latest, needed.expected_seconds), MOST_SIGNAL_SECONDS)
     if seconds + step.expected >= limit:
         least = ceil((needed.upper_seconds + needed.start_seconds + step.upper) / 60)
@@ -145,12 +147,11 @@ def with_time_to_save(
             f"its end ({needed.words}): give --time {least} (minutes) or more"
         )
     told = replace(job, signal_seconds=seconds)
-    short = (
-        ""
-        if seconds >= needed.upper_seconds
-        else (f", where {needed.upper_seconds:,} s would be safe: give more --time")
+    short = f", where {needed.upper_seconds:,} s would be safe: give more --time"
+    return told, (
+        f"{limit_words(told, plan)}{short if seconds < needed.upper_seconds else ''} "
+        f"({needed.words}; --signal-seconds says otherwise)"
     )
-    return told, f"{limit_words(told, plan)}{short} ({needed.words}; --signal-seconds is another)"
 
 
 def with_grace(

@@ -10,11 +10,11 @@ is_unfinished() {
 }
 
 # Seconds that the run takes to leave, as its metrics have it: steps until it has heard, an
-# evaluation, the save under way and the last one, and a margin. Nothing before a save was measured.
-# The first step of a start also compiles.
+# evaluation, the save under way and the last one, and a margin. A save is as planned until one was
+# measured. The first step of a start also compiles.
 measured_seconds() {
   tail -n 1000 "${FSDPPLAN_METRICS:-/}" 2>/dev/null | awk -v steps="$steps_to_leave" \
-    -v margin="$margin_seconds" '
+    -v margin="$margin_seconds" -v planned="$save_seconds" '
     function seconds_of(key, found) {
       if (!match($0, "\"" key "\": [0-9.e+-]+")) return 0
       found = substr($0, RSTART, RLENGTH)
@@ -27,8 +27,9 @@ measured_seconds() {
     /"event": "eval"/ { judged = slowest(judged, seconds_of("seconds")) }
     /"event": "checkpoint"/ { save = slowest(save, seconds_of("seconds")) }
     END {
+      if (!save) save = planned
       under_way = save > step ? save - step : 0
-      if (step && save) printf "%d", steps * step + judged + save + under_way + margin + 1
+      if (step) printf "%d", steps * step + judged + save + under_way + margin + 1
     }' || true
 }
 

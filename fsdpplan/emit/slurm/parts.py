@@ -101,7 +101,7 @@ def _expected_of_nccl(*, plan: Plan, job: Job) -> str:
 
 def _leaving(job: Job) -> tuple[str, ...]:
     return (
-        f"signal_seconds={job.signal_seconds or 0}",
+        f"signal_seconds={job.signal_seconds or 0} save_seconds={job.save_seconds or 0}",
         f"steps_to_leave={STEPS_TO_LEAVE} margin_seconds={MARGIN_SECONDS}",
     )
 
