@@ -280,7 +280,7 @@ def left_out(job: Job) -> tuple[str, ...]:
     if not isinstance(job.program, Trainer):
         return ()
     said = {
-        "--steps": job.program.steps,
+        "--steps": job.program.steps or job.program.epochs,
         "--data": job.program.sources or None,
         "--checkpoint-dir": job.program.checkpoint_dir,
     }
@@ -288,12 +288,14 @@ def left_out(job: Job) -> tuple[str, ...]:
 
 
 def _training_words(program: Trainer, job: Job) -> str:
-    steps = DEFAULT_STEPS if program.steps is None else program.steps
+    far = f"{DEFAULT_STEPS if program.steps is None else program.steps:,} steps"
+    if program.epochs is not None:
+        far = f"{program.epochs:g} epoch{'' if program.epochs == 1 else 's'}"
     data = " and ".join(program.sources) or "made-up tokens"
     kept = "without checkpoints" + ("" if starts_again(job) else ", so it starts once")
     if program.checkpoint_dir is not None:
         kept = f"with checkpoints in {program.checkpoint_dir}"
-    return f"{steps:,} steps on {data}, {kept}"
+    return f"{far} on {data}, {kept}"
 
 
 def limit_words(job: Job, plan: Plan) -> str | None:
@@ -303,6 +305,11 @@ def limit_words(job: Job, plan: Plan) -> str | None:
     if limit is None or job.signal_seconds is None or not isinstance(job.program, Trainer):
         return None
     step, steps = plan.estimate.step_seconds.expected, said_steps(job.program, plan.training)
+    if job.program.epochs is not None:
+        return (
+            f"each job of {format_seconds(limit)} is told to save "
+            f"{format_seconds(job.signal_seconds)} before it ends"
+        )
     steps = steps or DEFAULT_STEPS
     used = max(limit - job.signal_seconds - START_SECONDS, step)
     jobs = ceil(steps * step / used)

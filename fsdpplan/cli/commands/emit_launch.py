@@ -24,6 +24,7 @@ from fsdpplan.cli.options.parse import choice, path, whole
 from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.resolve.failures import runs_of
 from fsdpplan.cli.resolve.job import (
+    epoch_sentence,
     job_of,
     pods_of,
     python_here,
@@ -130,6 +131,8 @@ def emit_launch(
     if target not in OTHER_TRAINERS:
         if steps := steps_sentence(chosen, asked):
             tell(steps)
+        if epoch := epoch_sentence(chosen, asked):
+            tell(epoch)
         asked = job_as_planned(chosen, asked)
         for sentence in require_its_recipe(chosen, asked):
             tell(f"the run that goes on: {sentence}")

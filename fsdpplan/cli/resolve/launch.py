@@ -14,6 +14,7 @@ from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOption
 from fsdpplan.cli.options.run import AgainOptions, RunOptions
 from fsdpplan.cli.resolve.failures import runs_of
 from fsdpplan.cli.resolve.job import (
+    epoch_sentence,
     given,
     job_of,
     require_its_chats,
@@ -141,7 +142,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         require_its_chats(asked)
         require_its_script(asked)
         require_its_libraries(launch.plan, asked)
-        said.append(steps_sentence(launch.plan, asked))
+        said += (steps_sentence(launch.plan, asked), epoch_sentence(launch.plan, asked))
         asked = job_as_planned(launch.plan, asked)
         said += require_its_recipe(launch.plan, asked)
     if options.fallback is not None and not emits:
