@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -16,6 +17,7 @@ from fsdpplan.emit.trainer_program import (
     data_share,
     decay_steps,
     options_of_trainer,
+    peak_learning_rate,
     require_meaning,
     warmup_steps,
 )
