@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from fsdpplan.emit.trainer_program import data_share
-
 BYTES_PER_TOKEN = 4
 """Of English text under a tokenizer of 32k to 128k tokens; assumed."""
 
@@ -31,13 +29,12 @@ class Counted:
 
 
 def counted_data(
-    sources: Iterable[str], *, seq_len: int, chats: bool, packed: bool, tokenized: bool
+    paths: Iterable[Path], *, seq_len: int, chats: bool, packed: bool, tokenized: bool
 ) -> Counted | None:
-    """Sequences of one pass over `sources`, each `PATH` or `PATH=WEIGHT`; None where one is not on
-    this host. `tokenized`: text goes through a tokenizer, in place of being bytes."""
+    """Sequences of one pass over the data in `paths`; None where one of them is not on this host.
+    `tokenized`: text goes through a tokenizer, in place of being bytes."""
     total, is_exact = 0, True
-    for source in sources:
-        path = Path(data_share(source)[0])
+    for path in paths:
         try:
             if chats:
                 files = list(_text_files(path))

@@ -190,7 +190,7 @@ def epoch_sentence(plan: Plan, job: Job) -> str | None:
         return None
     batch, seq_len = plan.training.global_batch, plan.training.seq_len
     found = counted_data(
-        program.sources,
+        [Path(data_share(source)[0]) for source in program.sources],
         seq_len=seq_len,
         chats=bool(program.sft),
         packed=plan.training.packed or bool(program.pack),

@@ -170,7 +170,7 @@ def with_data(options: TrainingOptions) -> TrainingOptions:
         raise SpecError("--data is counted, and --tokens says how much it is: give one of them")
     seq_len = options.seq_len or DEFAULT_SEQ_LEN
     found = counted_data(
-        (options.data,),
+        (Path(options.data),),
         seq_len=seq_len,
         chats=is_chats(Path(options.data)),
         packed=bool(options.pack),

@@ -127,10 +127,10 @@ def test_data_is_counted_as_far_as_it_is_here(
     (tmp_path / name).write_text(text)
     for packed in (False,) if chats else (False, True):
         found = counted_data(
-            (str(tmp_path / name),), seq_len=100, chats=chats, packed=packed, tokenized=False
+            (tmp_path / name,), seq_len=100, chats=chats, packed=packed, tokenized=False
         )
         assert (None if found is None else found.sequences) == sequences
-    missing = (str(tmp_path / name), str(tmp_path / "none"))
+    missing = (tmp_path / name, tmp_path / "none")
     assert counted_data(missing, seq_len=9, chats=chats, packed=False, tokenized=False) is None
 
 
@@ -138,7 +138,7 @@ def test_a_token_file_says_how_much_it_has(tmp_path: Path) -> None:
     (tmp_path / "a.tokens").write_bytes(b"")
     (tmp_path / "a.tokens.json").write_text('{"tokens": 1001}')
     found = counted_data(
-        (f"{tmp_path}/a.tokens=0.5",), seq_len=100, chats=False, packed=False, tokenized=True
+        (tmp_path / "a.tokens",), seq_len=100, chats=False, packed=False, tokenized=True
     )
     assert found is not None
     assert (found.sequences, found.is_exact) == (10, True)
