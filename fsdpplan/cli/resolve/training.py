@@ -28,6 +28,8 @@ from fsdpplan.units import format_count, format_percent
 POLICIES = ("precision", "reduce_dtype", "optimizer", "runtime")
 QUIET = ("param_dtype", "gradient_compression", "precision_switch")
 """Options that change nothing unless they are asked for, so that no default is said."""
+OF_THE_QUESTION = ("fine_tune", "data")
+"""Options that other fields of a training come from."""
 FP8_POLICIES = ("fp8_recipe", "fp8_all_gather")
 """Options whose default is that of `Training`; those of fp8 mean nothing without it."""
 
@@ -145,6 +147,8 @@ def _global_batch(
     batch = legal_global_batch(model=model, cluster=cluster, training=draft, pins=pins, usual=usual)
     words = f"a global batch of {batch:,} sequences, {format_count(batch * draft.seq_len)} tokens"
     if usual is not None:
+        # asked again about the plan, it is one that was said
+        sources = (("training.global_batch", "flag --fine-tune"),)
         words = f"{words}, as fine-tunings have it (--global-batch)"
         return Resolved(value=batch, sources=sources, assumptions=(words,))
     return Resolved(

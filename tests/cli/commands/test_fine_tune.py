@@ -142,3 +142,28 @@ def test_a_token_file_says_how_much_it_has(tmp_path: Path) -> None:
     )
     assert found is not None
     assert (found.sequences, found.is_exact) == (10, True)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "batch", "tokens"),
+    [
+        (("--fine-tune",), (), 64, None),
+        (("--fine-tune",), ("--precision", "fp32"), 64, None),
+        ((), ("--fine-tune",), 64, None),
+        ((), ("--data", "c.jsonl"), 64, CHATS * 128),
+        (("--data", "c.jsonl", "--epochs", "3"), ("--precision", "fp32"), 64, 3 * CHATS * 128),
+    ],
+)
+def test_a_plan_that_is_asked_again_is_still_a_fine_tuning(
+    first: tuple[str, ...],
+    then: tuple[str, ...],
+    batch: int,
+    tokens: int | None,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan(*first)
+    capsys.readouterr()
+    assert exit_code_of(["what-if", *then, "--save", "again.json"]) == 0, capsys.readouterr().err
+    training = json.loads((folder / "again.json").read_text())["training"]
+    assert (training["global_batch"], training["tokens"]) == (batch, tokens)
