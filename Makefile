@@ -137,7 +137,7 @@ $(VENV)/.torch: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.runtime: $(VENV)/.torch
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[train]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch

@@ -53,6 +53,7 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case, Draw, Estimate, Failures, Plan, Terms
 from fsdpplan.spec.training import Training
 from fsdpplan.spec.values import require_positive, require_positive_int
+from fsdpplan.topology.probe import default_torch
 from fsdpplan.validate.calibrate.calibrated import measured_error
 from fsdpplan.validate.check import lock as locks
 from fsdpplan.validate.check.conditions import check as condition
@@ -86,10 +87,12 @@ def load_cluster(hardware: str | Path, *, gpus: int | None = None, **flags: Any)
 def recommend(model: Model, cluster: Cluster, training: Training, **pins: Any) -> Plan:
     """The best plan, with its runners-up as `alternatives`.
 
-    `pins` fix parts of the layout by the names of its fields: `tp=8`, `sharding="fsdp"`. Past runs
-    are not asked. Raises SpecError for what no layout can obey, NoFeasibleLayout where none fits.
+    `pins` fix parts of the layout by the names of its fields: `tp=8`, `sharding="fsdp"`. Without
+    `training.torch` the plan is for the PyTorch installed here, or else for the newest that was
+    tested. Past runs are not asked. Raises SpecError for what no layout can obey, NoFeasibleLayout
+    where none fits.
     """
-    fixed = Pins(**pins)
+    fixed, training = Pins(**pins), _with_torch(training)
     problem = question_problem(model=model, cluster=cluster, training=training, pins=fixed)
     if problem is not None:
         raise SpecError(problem)
@@ -109,9 +112,14 @@ def recommend(model: Model, cluster: Cluster, training: Training, **pins: Any) -
     )
 
 
+def _with_torch(training: Training) -> Training:
+    """`training` under the release of PyTorch that commands take, too, where none is said."""
+    return training if training.torch else replace(training, torch=str(default_torch()))
+
+
 def estimate(model: Model, cluster: Cluster, training: Training, layout: Layout) -> Estimate:
     """Time, memory and communication of one layout. Raises SpecError where it is not legal."""
-    case = Case(model=model, cluster=cluster, training=training, layout=layout)
+    case = Case(model=model, cluster=cluster, training=_with_torch(training), layout=layout)
     problem = legal_layout_problem(case)
     if problem is not None:
         raise SpecError(problem)

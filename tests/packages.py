@@ -11,7 +11,6 @@ import email
 import email.message
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,6 @@ def project() -> dict[str, Any]:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     table: dict[str, Any] = tomllib.loads(text)["project"]
     return table
-
-
-def light_requirements() -> list[str]:
-    """What planning needs: all that the package does, but torch."""
-    names = project()["dependencies"]
-    return [name for name in names if re.split(r"[<>=~! ;\[]", name)[0] != "torch"]
 
 
 def claimed_pythons() -> list[str]:
@@ -180,18 +173,17 @@ def pythons(given: Sequence[str] = ()) -> dict[str, Path]:
     return dict(sorted(found.items(), key=lambda each: TRIED.index(each[0])))
 
 
-def environment_of(python: Path, folder: Path, requirements: Iterable[str]) -> Path:
-    """The interpreter of a clean environment with these requirements."""
+def environment_of(python: Path, folder: Path) -> Path:
+    """The interpreter of a clean environment."""
     run(python, "-m", "venv", "--clear", folder, cwd=folder.parent)
-    inside = folder / "bin/python"
-    run(inside, "-m", "pip", "install", "--quiet", *requirements, cwd=folder)
-    return inside
+    return folder / "bin/python"
 
 
 def installed(python: Path, package: Path) -> Path:
-    """The program, after `package` was put in the place of what was there."""
-    words = ("install", "--quiet", "--no-deps", "--force-reinstall", package.resolve())
-    run(python, "-m", "pip", *words, cwd=python.parent)
+    """The program, after the one command that installs it for planning; another build of it that
+    was there has made room."""
+    run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "fsdpplan", cwd=python.parent)
+    run(python, "-m", "pip", "install", "--quiet", package.resolve(), cwd=python.parent)
     return python.with_name("fsdpplan")
 
 
@@ -231,15 +223,17 @@ def laptop_problems(answer: Mapping[str, Any], folder: Path) -> list[str]:
 
 def tried(version: str, python: Path, packages: Sequence[Path], folder: Path) -> list[str]:
     """Problems of these packages under one Python, each in the place of the one before."""
-    inside = environment_of(python, folder / version, light_requirements())
+    inside = environment_of(python, folder / version)
     problems = []
     for package in packages:
         program = installed(inside, package)
+        if "torch" in run(inside, "-m", "pip", "list", cwd=folder):
+            problems.append(f"{package.name} brings torch, which planning does without")
         said = run(program, "--version", cwd=folder).strip()
         if said != f"fsdpplan {project()['version']}":
             problems.append(f"--version says {said}")
         where = folder / f"{version}-laptop"
-        answer = as_a_laptop(inside, where, "--without", "torch", "--slow")
+        answer = as_a_laptop(inside, where, "--slow")
         problems += laptop_problems(answer, where)
         words = [str(program), "rehearse"]
         rehearsed = subprocess.run(

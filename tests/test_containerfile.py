@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
 
 from fsdpplan.spec.training import NEWEST_TESTED, OLDEST, release_of_image
-from tests.packages import ROOT, claimed_pythons, light_requirements, project
+from tests.packages import ROOT, claimed_pythons, project
 
 KNOWN = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "ENTRYPOINT", "CMD", "ENV"}
 
@@ -87,14 +85,13 @@ def test_the_wheel_has_all_that_it_is_built_from() -> None:
     assert '"hardware_profiles" = ' in table
 
 
-def test_requirements_are_those_of_the_package_but_torch() -> None:
-    (line,) = (rest for rest in of("build", "RUN") if "tomllib" in rest)
-    words = shlex.split(line.partition(" > ")[0])
-    assert words[0] == "python"
-    done = subprocess.run(
-        [sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == light_requirements()
+def test_no_image_installs_a_torch_of_its_own() -> None:
+    """Neither has the extra that brings one: a job keeps that of its base."""
+    for stage in ("planner", "job"):
+        (line,) = (rest for rest in of(stage, "RUN") if "pip install" in rest)
+        assert "/dist/*.whl" in line
+        assert "torch" not in line
+    assert not [name for name in project()["dependencies"] if name.startswith("torch")]
 
 
 def test_the_planner_is_nobody_special_and_runs_the_program() -> None:

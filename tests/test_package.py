@@ -17,7 +17,6 @@ from tests.packages import (
     claimed_pythons,
     contents,
     laptop_problems,
-    light_requirements,
     metadata,
     metadata_problems,
     missing_from_archive,
@@ -118,10 +117,14 @@ def test_the_source_archive_builds_the_same_wheel_and_has_what_its_tests_read(
     assert missing_from_archive(archive) == []
 
 
-def test_the_page_about_installing_lists_what_planning_needs() -> None:
-    page = (ROOT / "docs/guides/install.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^pip install ('.*)$", page, re.M)
-    assert line == " ".join(f"'{name}'" for name in light_requirements())
+def test_torch_comes_with_the_extra_that_trains_and_with_no_other_word() -> None:
+    extras, page = project()["optional-dependencies"], ROOT / "docs/guides/install.md"
+    needs = [re.split(r"[<>=]", name)[0] for name in project()["dependencies"]]
+    assert "torch" not in needs
+    assert [re.split(r"[<>=]", name)[0] for name in extras["train"]] == ["torch"]
+    assert all("fsdpplan[train]" in extras[name] for name in ("dev", "float8"))
+    commands = re.findall(r"^pip install (\S+)$", page.read_text(encoding="utf-8"), re.M)
+    assert {".", "'.[train]'"} <= set(commands)
     assert claimed_pythons() == ["3.11", "3.12", "3.13"]
 
 
@@ -132,5 +135,8 @@ def test_the_constraints_pin_every_dependency_and_no_local_build() -> None:
             distribution, _, version = line.partition("==")
             pinned[distribution.lower().replace("_", "-")] = version
     assert all(version and "+" not in version for version in pinned.values())
-    for requirement in (*project()["dependencies"], *project()["optional-dependencies"]["dev"]):
+    extras = project()["optional-dependencies"]
+    for requirement in (*project()["dependencies"], *extras["train"], *extras["dev"]):
+        if requirement == "fsdpplan[train]":
+            continue
         assert requirement.partition(">=")[0].lower() in pinned, requirement

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Literal, get_args
 
 from fsdpplan.emit.container import Container
@@ -18,10 +19,12 @@ from fsdpplan.emit.safe_text import (
     require_public_words,
 )
 from fsdpplan.emit.slurm.survival import Survival
-from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer
+from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer, said_steps
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.nodes import expand_host_list
+from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.values import require_choice, require_positive_int
+from fsdpplan.units import format_seconds
 
 RESERVED_SBATCH = {
     "nodes": "the plan fixes the number of nodes",
@@ -72,8 +75,19 @@ def sbatch_option(option: str) -> tuple[str, str | None]:
 
 NcclDebug = Literal["VERSION", "WARN", "INFO"]
 
-DEFAULT_SIGNAL_SECONDS = 120
-"""How long before the time limit the trainer is told to save and leave."""
+STEPS_TO_LEAVE = 3
+"""Steps that may pass until the trainer leaves after a signal: it is told between hosts a step
+late, and a host is a step ahead of its device (trainer/pace.py). A test counts them."""
+
+MARGIN_SECONDS = 60
+"""More than steps and saves take until the end of a job; assumed."""
+
+START_SECONDS = 120
+"""From the start of a job until its ranks read the checkpoint: nodes are checked, torch is
+imported, ranks are connected; assumed."""
+
+MOST_SIGNAL_SECONDS = 65_535
+"""Source: sbatch(1), --signal: sig_time must have an integer value between 0 and 65535."""
 
 DEFAULT_RETRIES = 3
 """Starts after the first one, where a later one has something to go on from."""
@@ -130,8 +144,11 @@ class Job:
     cpus_per_task: int | None = None
     """CPU cores a node; None: whole nodes on GPUs, one core a rank on CPUs."""
     signal_seconds: int | None = None
-    """Seconds before the time limit at which the program gets SIGUSR1; None: 120 when it has
-    a time limit and checkpoints."""
+    """Seconds before the time limit at which the program gets SIGUSR1; None: what steps and saves
+    of its plan take (`run/time_limit.py`) when it has a time limit and checkpoints."""
+    save_seconds: int | None = None
+    """Seconds that a save may take, by the plan: the job counts with it until it has measured one;
+    None: nobody said."""
     exclude: tuple[str, ...] = ()
     """Lists of nodes that the job must not get, as Slurm writes them: `n03,n[17-19]`."""
     segment: bool | None = None
@@ -193,6 +210,11 @@ class Job:
         require_positive_int(signal_seconds=self.signal_seconds)
         if limit is None:
             raise SpecError("signal_seconds counts back from a time limit: give --time too")
+        if self.signal_seconds > MOST_SIGNAL_SECONDS:
+            raise SpecError(
+                f"signal_seconds {self.signal_seconds} is more than Slurm takes: give at most "
+                f"{MOST_SIGNAL_SECONDS}"
+            )
         if self.signal_seconds >= limit:
             raise SpecError(
                 f"signal_seconds {self.signal_seconds} is not below the time limit of "
@@ -258,7 +280,7 @@ def left_out(job: Job) -> tuple[str, ...]:
     if not isinstance(job.program, Trainer):
         return ()
     said = {
-        "--steps": job.program.steps,
+        "--steps": job.program.steps or job.program.epochs,
         "--data": job.program.sources or None,
         "--checkpoint-dir": job.program.checkpoint_dir,
     }
@@ -266,27 +288,42 @@ def left_out(job: Job) -> tuple[str, ...]:
 
 
 def _training_words(program: Trainer, job: Job) -> str:
-    steps = DEFAULT_STEPS if program.steps is None else program.steps
+    far = f"{DEFAULT_STEPS if program.steps is None else program.steps:,} steps"
+    if program.epochs is not None:
+        far = f"{program.epochs:g} epoch{'' if program.epochs == 1 else 's'}"
     data = " and ".join(program.sources) or "made-up tokens"
     kept = "without checkpoints" + ("" if starts_again(job) else ", so it starts once")
     if program.checkpoint_dir is not None:
         kept = f"with checkpoints in {program.checkpoint_dir}"
-    return f"{steps:,} steps on {data}, {kept}"
+    return f"{far} on {data}, {kept}"
+
+
+def limit_words(job: Job, plan: Plan) -> str | None:
+    """How many jobs of its time limit the steps are, and when each is told to save; None where it
+    is not told. A start takes its time in each of them."""
+    limit = None if job.time is None else time_limit_seconds(job.time)
+    if limit is None or job.signal_seconds is None or not isinstance(job.program, Trainer):
+        return None
+    step, steps = plan.estimate.step_seconds.expected, said_steps(job.program, plan.training)
+    if job.program.epochs is not None:
+        return (
+            f"each job of {format_seconds(limit)} is told to save "
+            f"{format_seconds(job.signal_seconds)} before it ends"
+        )
+    steps = steps or DEFAULT_STEPS
+    used = max(limit - job.signal_seconds - START_SECONDS, step)
+    jobs = ceil(steps * step / used)
+    are = "one job" if jobs == 1 else f"about {jobs:,} jobs"
+    return (
+        f"{steps:,} steps are {are} of {format_seconds(limit)}, told to save "
+        f"{format_seconds(job.signal_seconds)} before "
+        f"{'its end' if jobs == 1 else 'each ends'}"
+    )
 
 
 def saves_to(job: Job) -> str | None:
     """Where the program saves checkpoints, as far as the job knows."""
     return job.program.checkpoint_dir if isinstance(job.program, Trainer) else None
-
-
-def signal_seconds(job: Job) -> int | None:
-    """Seconds before the end at which the program is told, or None for not at all."""
-    if job.signal_seconds is not None or job.time is None:
-        return job.signal_seconds
-    limit = time_limit_seconds(job.time)
-    if saves_to(job) is None or limit is None or limit <= 2 * DEFAULT_SIGNAL_SECONDS:
-        return None
-    return DEFAULT_SIGNAL_SECONDS
 
 
 def time_limit_seconds(text: str) -> int | None:

@@ -23,6 +23,8 @@ TopologyMode = Literal["required", "preferred"]
 TolerationEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 SHORTEST_GRACE_SECONDS = 10
+DEFAULT_GRACE_SECONDS = 120
+"""Of a program that saves nothing, or where nobody knows."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}")
@@ -70,8 +72,9 @@ class Pods:
     """Annotations of the pods: `KEY=VALUE`, such as Multus' networks."""
     host_network: bool = False
     """Whether pods use their node's network, where adapters are no resource of the cluster."""
-    grace_seconds: int = 120
-    """Between the word to end and the end: the trainer saves in that time."""
+    grace_seconds: int | None = None
+    """Between the word to end and the end: the trainer saves in that time. None: what steps and
+    saves of its plan take (`run/time_limit.py`), or 120 where it saves nothing."""
 
     def __post_init__(self) -> None:
         if self.image is not None and not re.fullmatch(r"[!-~]+", self.image):
@@ -96,8 +99,9 @@ class Pods:
         if self.topology is None and self.topology_mode != "required":
             raise SpecError("topology_mode says how a place is wanted: give --topology too")
         require_key("--nvlink-label", self.nvlink_label)
-        require_positive_int(grace_seconds=self.grace_seconds)
-        if self.grace_seconds < SHORTEST_GRACE_SECONDS:
+        if self.grace_seconds is not None:
+            require_positive_int(grace_seconds=self.grace_seconds)
+        if self.grace_seconds is not None and self.grace_seconds < SHORTEST_GRACE_SECONDS:
             raise SpecError(
                 f"grace_seconds {self.grace_seconds} is too short to finish a step and save: give "
                 f"at least {SHORTEST_GRACE_SECONDS}"

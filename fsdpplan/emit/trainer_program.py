@@ -24,12 +24,16 @@ DEFAULT_STEPS = 20
 what follows."""
 
 DEFAULT_LEARNING_RATE = 3e-4
+FINE_TUNING_LEARNING_RATE = 2e-5
 DEFAULT_CLIP_NORM = 1.0
 DEFAULT_WEIGHT_DECAY = 0.1
 DEFAULT_SEED = 0
 DEFAULT_BETAS = (0.9, 0.95)
 DEFAULT_EPS = 1e-8
 DEFAULT_AUX_LOSS_COEF = 0.001
+
+UNCOUNTED_STEPS = 10**9
+"""Stands for the steps of epochs over data that nobody has counted."""
 
 FINAL_FRACTION = 0.1
 """Share of the peak at which the learning rate ends, where no floor is given."""
@@ -75,6 +79,15 @@ class Trainer:
 
     steps: Annotated[
         int | None, Option(help="Optimizer steps.", metavar="N", example="1000", least=1)
+    ] = None
+    epochs: Annotated[
+        float | None,
+        Option(
+            help="In place of --steps: passes over --data, which the trainer counts when it reads "
+            "it. Of several sources as many sequences as all have.",
+            metavar="N",
+            example="3",
+        ),
     ] = None
     data: Annotated[
         str | tuple[str, ...],
@@ -134,7 +147,12 @@ class Trainer:
     ] = None
     eval_every: Annotated[
         int | None,
-        Option(help="Steps between evaluations.", metavar="N", example="500", least=1),
+        Option(
+            help="Steps between evaluations. Default: only at the end; with --epochs behind each.",
+            metavar="N",
+            example="500",
+            least=1,
+        ),
     ] = None
     eval_tokens: Annotated[
         int | None,
@@ -161,7 +179,12 @@ class Trainer:
         ),
     ] = None
     learning_rate: Annotated[
-        float | None, Option(help="At its peak.", metavar="3e-4", example="3e-4")
+        float | None,
+        Option(
+            help="At its peak. Default 3e-4; with --init-from or --sft 2e-5.",
+            metavar="3e-4",
+            example="3e-4",
+        ),
     ] = None
     lr_schedule: Annotated[
         LrSchedule | None,
@@ -403,6 +426,10 @@ class Trainer:
                 raise SpecError(f"{name} needs data to judge by: give --eval-data too")
         if self.tokenizer is not None and not self.sources:
             raise SpecError("tokenizer needs text: give --data with .txt or .jsonl files too")
+        if self.epochs is not None and not self.sources:
+            raise SpecError("epochs are passes over data: give --data too, or --steps")
+        if self.epochs is not None and self.steps is not None:
+            raise SpecError("epochs and steps each say how far to train: give one of them")
         self._check_data()
         self._check_schedule()
         self._check_windows()
@@ -465,7 +492,7 @@ class Trainer:
 
     def _check_schedule(self) -> None:
         kind = self.lr_schedule or "cosine"
-        peak = DEFAULT_LEARNING_RATE if self.learning_rate is None else self.learning_rate
+        peak = peak_learning_rate(self)
         if self.min_lr is not None and kind == "constant":
             raise SpecError("min_lr has no meaning with lr_schedule constant: leave --min-lr out")
         if self.min_lr is not None and self.min_lr > peak:
@@ -502,20 +529,38 @@ class Trainer:
                 yield f"--{flag}={value}"
 
 
+def is_fine_tuning(program: Trainer) -> bool:
+    """Whether a model that is there learns more, or chats are learned."""
+    return bool(program.sft) or program.init_from is not None
+
+
+def peak_learning_rate(program: Trainer) -> float:
+    """The learning rate at its peak: the one given, or the trainer's default."""
+    if program.learning_rate is not None:
+        return program.learning_rate
+    return FINE_TUNING_LEARNING_RATE if is_fine_tuning(program) else DEFAULT_LEARNING_RATE
+
+
 def said_steps(program: Trainer, training: Training) -> int | None:
     """Optimizer steps that were asked for, or that the plan's tokens take; None where neither says
-    how far to train."""
+    how far to train, and of epochs, which the trainer counts."""
+    if program.epochs is not None:
+        return None
     return training.steps if program.steps is None else program.steps
 
 
 def planned_steps(program: Trainer, training: Training) -> int:
-    """Optimizer steps of a job: those said, or a trial's on made-up tokens. Raises SpecError where
-    data is given and nothing says how far to train, and for options that need more steps."""
+    """Optimizer steps of a job: those said, or a trial's on made-up tokens; of epochs what the
+    plan's tokens take, or else more than any. Raises SpecError where data is given and nothing says
+    how far to train, and for options that need more steps."""
+    if program.epochs is not None:
+        return training.steps or UNCOUNTED_STEPS
     steps = said_steps(program, training)
     if steps is None and program.sources:
         raise SpecError(
             "--data is given, and neither the job nor its plan says how far to train on it: add "
-            "--steps, such as --steps 1000, or plan again with --tokens, such as --tokens 10B"
+            "--epochs, such as --epochs 1, or --steps, such as --steps 1000, or plan again with "
+            "--tokens, such as --tokens 10B"
         )
     steps = steps or DEFAULT_STEPS
     replace(program, steps=steps)  # which holds the other options to it

@@ -17,7 +17,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.table import path_text
 from fsdpplan.files.writing import write_folder_at_once
-from fsdpplan.run.launch import job_as_planned
+from fsdpplan.run.launch import job_in_time
 from fsdpplan.spec.plan import Plan
 
 
@@ -36,7 +36,7 @@ def write_job_folder(folder: Path, *, plan: Plan, job: Job) -> list[Path]:
     texts = job_folder_files(
         plan=carried,
         plan_json=carried_json(carried),
-        job=job_as_planned(plan, job),
+        job=job_in_time(plan, job),
         version=__version__,
         folder=str(folder),
     )

@@ -43,13 +43,25 @@ def known_reliability(
     in_background: bool = True,
     measured: MeasuredSaves | None = None,
 ) -> KnownReliability:
-    """How `cluster` fails and saves. Raises SpecError where nobody knows."""
-    said, known = failures or Failures(), published_failures()
-    if _is_unknown(cluster, said):
+    """How `cluster` fails and saves. Raises SpecError where nobody knows how often it fails."""
+    if _is_unknown(cluster, failures or Failures()):
         raise SpecError(
             "nobody has published how often processes on CPUs fail: say so by --mtbf-gpu and "
             "--mtbf-node, or leave --goodput out"
         )
+    return known_saving(cluster, failures, in_background=in_background, measured=measured)
+
+
+def known_saving(
+    cluster: Cluster,
+    failures: Failures | None,
+    *,
+    in_background: bool = True,
+    measured: MeasuredSaves | None = None,
+) -> KnownReliability:
+    """The same, for what saving and starting again take: how often it fails is that of clusters of
+    GPUs where nobody knows."""
+    said, known = failures or Failures(), published_failures()
     published: dict[str, Any] = {
         "gpu_mtbf_seconds": known.gpu_mtbf_seconds,
         "node_mtbf_seconds": known.node_mtbf_seconds,

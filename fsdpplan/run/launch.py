@@ -24,13 +24,14 @@ from fsdpplan.emit.slurm.header import (
     read_plan_json,
 )
 from fsdpplan.emit.slurm.script import render_launch
-from fsdpplan.emit.targets import OTHER_TRAINERS, Target, render
+from fsdpplan.emit.targets import ON_KUBERNETES, OTHER_TRAINERS, Target, render
 from fsdpplan.emit.trainer_program import Trainer, planned_steps, said_steps
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import carried_json
 from fsdpplan.files.table import read_text
 from fsdpplan.run.plans import plan_from_json, read_plan
 from fsdpplan.run.script_plan import plan_text
+from fsdpplan.run.time_limit import with_grace, with_time_to_save
 from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.search.rules.program import script_problem
 from fsdpplan.spec.layout import Layout
@@ -123,6 +124,11 @@ def job_as_planned(plan: Plan, job: Job) -> Job:
     return replace(job, program=_packed_as_planned(plan, program))
 
 
+def job_in_time(plan: Plan, job: Job) -> Job:
+    """`job` as planned, and told early enough before its time limit to save."""
+    return with_time_to_save(job_as_planned(plan, job), plan)[0]
+
+
 def _packed_as_planned(plan: Plan, program: Trainer) -> Trainer:
     if plan.training.packed and program.pack is False:
         raise SpecError(
@@ -146,7 +152,7 @@ def _require_packable(plan: Plan) -> None:
 def emit_script(plan: Plan, job: Job) -> str:
     """The job script of `plan`, for this version of fsdpplan."""
     require_program(plan, job)
-    job = job_as_planned(plan, job)
+    job = job_in_time(plan, job)
     carried = job_plan(plan)
     return render_launch(
         plan=carried, plan_json=carried_json(carried), job=job, version=__version__
@@ -157,7 +163,9 @@ def launch_text(target: Target, *, plan: Plan, job: Job, pods: Pods | None = Non
     """The text that launches `plan` at `target`, by this version of fsdpplan."""
     if target not in OTHER_TRAINERS:
         require_program(plan, job)
-        job = job_as_planned(plan, job)
+        job = job_in_time(plan, job) if target == "slurm" else job_as_planned(plan, job)
+    if target in ON_KUBERNETES:
+        pods = with_grace(pods or Pods(), plan, job)
     carried = job_plan(plan)
     order = Order(
         plan=carried,

@@ -117,13 +117,24 @@ ROUNDED_FRACTION = 1 / 8
 """How far the default batch may go for a share of a rank that splits into micro-batches."""
 
 
-def default_global_batch(*, seq_len: int, gpus: int) -> int:
+FINE_TUNING_BATCH = 64
+"""Sequences. Source: axolotl examples/llama-3/fft-8b.yaml on 8 GPUs; alignment-handbook
+recipes/zephyr-7b-beta/sft/config_full.yaml has 128 of 2,048 tokens, torchtune
+recipes/configs/llama3_1/8B_full.yaml 8 on 4 GPUs."""
+
+
+def fine_tuning_batch(*, seq_len: int, gpus: int) -> int:
+    """Sequences a step of a fine-tuning: about 64, rounded as `default_global_batch`."""
+    return default_global_batch(seq_len=seq_len, gpus=gpus, tokens=FINE_TUNING_BATCH * seq_len)
+
+
+def default_global_batch(*, seq_len: int, gpus: int, tokens: int = DEFAULT_TOKENS_PER_STEP) -> int:
     """Sequences a step: about 4 Mi tokens, rounded so that every data-parallel degree divides it.
 
     A multiple of the number of GPUs where there are at least that many sequences; otherwise the
     largest divisor of the number of GPUs takes their place.
     """
-    wanted = max(1, round(DEFAULT_TOKENS_PER_STEP / seq_len))
+    wanted = max(1, round(tokens / seq_len))
     step = next(gpus // parts for parts in range(1, gpus + 1) if _fits(gpus, parts, wanted))
     return _share(wanted / step) * step
 

@@ -22,7 +22,13 @@ from typing import Any
 
 from fsdpplan import __version__
 from fsdpplan.errors import LaunchError, ProbeError, SpecError
-from fsdpplan.spec.training import TorchRelease, release_of_image, torch_release
+from fsdpplan.spec.training import (
+    NEWEST_TESTED,
+    OLDEST,
+    TorchRelease,
+    release_of_image,
+    torch_release,
+)
 from fsdpplan.topology.read.nvml import Facts, gpu_names, gpu_text, nvml_facts, visible_indices
 from fsdpplan.topology.read.reading import host_files, host_links
 from fsdpplan.topology.read.recording import (
@@ -274,6 +280,13 @@ def installed_torch() -> TorchRelease | None:
         return None
     version = _VERSION.search(text)
     return None if version is None else _release(version[1], where="the torch installed here")
+
+
+def default_torch() -> TorchRelease:
+    """The release that plans are for where none is said: the one installed here, at least the
+    oldest that trains; without any the newest that was tested."""
+    found = installed_torch()
+    return NEWEST_TESTED if found is None else max(found, OLDEST)
 
 
 def require_torch(what: str) -> None:

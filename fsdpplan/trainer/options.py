@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ NUMBERS_VARIABLE = "FSDPPLAN_NUMBERS"
 
 STEPS = 20
 LEARNING_RATE = 3e-4
+FINE_TUNING_LEARNING_RATE = 2e-5
+"""Of runs that begin with a published model, or learn chats. Source: alignment-handbook
+recipes/zephyr-7b-beta/sft/config_full.yaml, torchtune recipes/configs/llama3_1/8B_full.yaml and
+axolotl examples/llama-3/fft-8b.yaml have it; the first and the last with a cosine, too."""
 WEIGHT_DECAY = 0.1
 CLIP_NORM = 1.0
 """What a run takes that is not told otherwise; the planner's side has them too, and a test compares
@@ -59,6 +63,9 @@ class Options:
 
     plan: str | None
     steps: int
+    """All of them; with `epochs` those of a trial, until the data has been counted."""
+    epochs: float | None
+    """Passes over the data, which say how many steps; None: the steps were said."""
     data: tuple[Share, ...]
     """Where the tokens come from; empty: they are made up."""
     tokenizer: Path | None
@@ -104,7 +111,8 @@ class Options:
     router_aux_loss_coef: float | None
     """None: as the model's config says."""
     given: frozenset[str]
-    """Names of the options above that were typed, of those that need something of the plan."""
+    """Names of the options above that were typed, of those that need something of the plan or the
+    data."""
     seed: int
     checkpoint_dir: Path | None
     checkpoint_every: int
@@ -149,6 +157,44 @@ class Options:
     """Where the rehearsal's report goes."""
     build: str | None
     """`FILE.py:FUNCTION` that makes the model to rehearse."""
+
+    @property
+    def is_fine_tuning(self) -> bool:
+        """Whether a model that is there learns more, or chats are learned."""
+        return self.sft or self.init_from is not None
+
+    def over(self, *, sequences: int, batch: int) -> Options:
+        """These options, with the steps that `epochs` passes over so many sequences are, `batch` a
+        step. Raises TrainerError where others need more steps."""
+        assert self.epochs is not None
+        steps = max(1, math.ceil(self.epochs * sequences / batch))
+        warmup, decay = default_warmup_steps(steps), default_decay_steps(steps)
+        found = replace(
+            self,
+            steps=steps,
+            warmup_steps=self.warmup_steps if "warmup_steps" in self.given else warmup,
+            decay_steps=self.decay_steps if "decay_steps" in self.given else decay,
+            eval_every=self.eval_every if "eval_every" in self.given else round(sequences / batch),
+        )
+        if wrong := found.contradiction():
+            raise TrainerError(f"--epochs {self.epochs:g} are {steps} steps here: {wrong}")
+        return found
+
+    def contradiction(self) -> str:
+        """What does not go together with the number of steps, and what to do; empty where all
+        does."""
+        for name in ("profile", "memory_snapshot"):
+            window = getattr(self, name)
+            if window is not None and window[0] > self.steps:
+                return f"--{name.replace('_', '-')} begins after the last step, {self.steps}"
+        return contradiction(
+            kind=self.lr_schedule,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            min_lr=self.min_lr,
+            warmup_steps=self.warmup_steps,
+            decay_steps=self.decay_steps if "decay_steps" in self.given else None,
+        )
 
     def recipe(self, plan: PlanConfig) -> Recipe:
         """How the plan's weights are updated. Raises TrainerError for an option that would do
@@ -303,8 +349,14 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--steps",
         type=whole(1),
-        default=STEPS,
-        help="optimizer steps in all, resumed ones included",
+        help=f"optimizer steps in all, resumed ones included (default: {STEPS})",
+    )
+    add(
+        "--epochs",
+        type=number(above=0),
+        metavar="N",
+        help="in place of --steps: passes over --data, counted when it is read; of several sources "
+        "as many sequences as all have",
     )
     add(
         "--data",
@@ -351,9 +403,8 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--eval-every",
         type=whole(0),
-        default=0,
         metavar="STEPS",
-        help="0: only at the end",
+        help="0: only at the end (default: 0; with --epochs behind each of them)",
     )
     add("--eval-tokens", type=whole(1), metavar="N", help="most tokens of it (default: all)")
     add(
@@ -369,7 +420,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="write the trained model there, for transformers' from_pretrained",
     )
-    add("--learning-rate", type=number(above=0), default=LEARNING_RATE, help="at its peak")
+    add(
+        "--learning-rate",
+        type=number(above=0),
+        help=f"at its peak (default: {LEARNING_RATE:g}; with --init-from or --sft "
+        f"{FINE_TUNING_LEARNING_RATE:g})",
+    )
     add(
         "--lr-schedule",
         choices=SCHEDULES,
@@ -605,10 +661,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
             parser.error(f"--{name} needs --rehearse")
     if values["profile_stacks"] and values["profile"] is None:
         parser.error("--profile-stacks needs steps to --profile")
-    for name in ("profile", "memory_snapshot"):
-        if values[name] is not None and values[name][0] > values["steps"]:
-            flag = name.replace("_", "-")
-            parser.error(f"--{flag} begins after the last step, {values['steps']}")
+    if values["epochs"] is not None and not values["data"]:
+        parser.error("--epochs are passes over --data: give it too, or --steps")
+    if values["epochs"] is not None and values["steps"] is not None:
+        parser.error("--epochs and --steps each say how far to train: give one of them")
     if values["on_spike"] == "rollback" and not values["checkpoint_every"]:
         parser.error("--on-spike rollback needs --checkpoint-every, to have where to go back to")
     if windows_meet(values["profile"], values["memory_snapshot"]):
@@ -620,21 +676,26 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
             parser.error("--resume required needs --checkpoint-dir")
         if values["allow_changes"]:
             parser.error("--allow-changes needs --checkpoint-dir")
-    _settle_recipe(parser, values)
-    return Options(**values)
-
-
-def _settle_recipe(parser: argparse.ArgumentParser, values: dict[str, Any]) -> None:
-    """Put in what was left out; ends where the schedule's numbers do not go together."""
-    steps = values["steps"]
-    if values["warmup_steps"] is None:
-        values["warmup_steps"] = default_warmup_steps(steps)
-    names = ("steps", "learning_rate", "min_lr", "warmup_steps", "decay_steps")
-    wrong = contradiction(kind=values["lr_schedule"], **{name: values[name] for name in names})
-    if wrong:
+    options = _settled(parser, values)
+    if options.epochs is None and (wrong := options.contradiction()):
         parser.error(wrong)
-    if values["decay_steps"] is None:
-        values["decay_steps"] = default_decay_steps(steps)
-    values["param_group"] = tuple(values["param_group"] or ())
+    return options
+
+
+def _settled(parser: argparse.ArgumentParser, values: dict[str, Any]) -> Options:
+    """The options, with what was left out put in."""
     asked = (*OF_MUON, "expert_bias_rate", "router_aux_loss_coef")
-    values["given"] = frozenset(name for name in asked if values[name] != parser.get_default(name))
+    asked += ("warmup_steps", "decay_steps", "eval_every")
+    given = frozenset(name for name in asked if values[name] != parser.get_default(name))
+    tunes = values["sft"] or values["init_from"] is not None
+    steps = values["steps"] or STEPS
+    defaults = {
+        "steps": steps,
+        "learning_rate": FINE_TUNING_LEARNING_RATE if tunes else LEARNING_RATE,
+        "warmup_steps": default_warmup_steps(steps),
+        "decay_steps": default_decay_steps(steps),
+        "eval_every": 0,
+    }
+    left_out = {name: value for name, value in defaults.items() if values[name] is None}
+    groups = tuple(values["param_group"] or ())
+    return Options(**{**values, **left_out, "param_group": groups, "given": given})

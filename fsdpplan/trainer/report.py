@@ -26,7 +26,7 @@ from .parallel.mesh import MESH_AXES
 from .signals import StopRequest, note_stop
 from .spikes import SpikeGuard
 from .text.chats import ChatSequences
-from .text.data import Mixture
+from .text.data import Mixture, epoch_sequences
 from .text.feed import AheadFeed, Feed, Rate, step_tokens
 from .watch.metrics import (
     MemoryMeter,
@@ -49,6 +49,10 @@ MOST_RULES = 3
 
 LOST_WEIGHT = 2**9
 """A bf16 weight of so many updates does not move: half its last place is at least a 512th of it."""
+
+
+LEAST_EPOCH_STEPS = 10
+"""Of a fine-tuning: with fewer, its epochs are a handful of updates; chosen here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,6 +130,9 @@ def announce(run: TrainingRun) -> None:
             run.metrics.say(chats.words)
     if run.held_out is not None:
         run.metrics.say(run.held_out.words(run.plan))
+    if run.options.data:
+        run.metrics.say(epoch_words(run))
+    run.metrics.say(schedule_words(run))
     training = run.plan.training
     if training.param_dtype == "bf16" and training.optimizer != "adamw_8bit":
         run.metrics.say(
@@ -139,6 +146,40 @@ def announce(run: TrainingRun) -> None:
         run.metrics.say(f"torch.compile{passes} is off on CPU")
     if rate is not None and run.options.data:
         run.metrics.say(data_words(rate, needed))
+
+
+def epoch_words(run: TrainingRun) -> str:
+    """How many steps a pass over the data is, and how many passes are trained."""
+    batch, steps = run.plan.training.global_batch, run.options.steps
+    sequences = epoch_sequences(run.feed.data)
+    epochs = run.options.epochs
+    said = f"an epoch is {_number(sequences / batch)} steps of {batch:,} sequences"
+    if epochs is None:
+        said += f"; {steps:,} steps are {_number(steps * batch / sequences)} epochs"
+    else:
+        said += f"; {epochs:g} are {steps:,} steps"
+    if run.options.is_fine_tuning and sequences < LEAST_EPOCH_STEPS * batch:
+        smaller = 1 << max(1, sequences // (2 * LEAST_EPOCH_STEPS)).bit_length() - 1
+        said += (
+            ": too few updates to learn from; plan again with a smaller --global-batch, such as "
+            f"{smaller}"
+        )
+    return said
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def schedule_words(run: TrainingRun) -> str:
+    """The learning rate from the first step to the last."""
+    schedule = run.recipe.schedule
+    parts = [f"learning rate {schedule.learning_rate:g}"]
+    if schedule.warmup_steps:
+        parts.append(f"warm-up of {schedule.warmup_steps:,} steps")
+    decays = "" if schedule.kind != "wsd" else f" in the last {schedule.decay_steps:,} steps"
+    ends = "" if schedule.kind == "constant" else f" to {schedule.min_lr:g}{decays}"
+    return ", ".join([*parts, f"{schedule.kind}{ends}"])
 
 
 def rules_words(plan: PlanConfig) -> list[str]:

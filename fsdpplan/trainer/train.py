@@ -51,7 +51,7 @@ from .spikes import MOST_IN_A_ROW, MOST_TRIES, SpikeGuard
 from .step import train_step
 from .switch import change_precision, in_precision, is_due_to_change, require_every_precision
 from .text.chats import open_all_chats
-from .text.data import Data, data_state, open_data, require_same_data
+from .text.data import Data, data_state, epoch_sequences, open_data, require_same_data
 from .text.feed import Feed, open_feed
 from .torch_versions import quiet, require_torch, say_remark
 from .watch.dashboards import open_dashboards, require_libraries
@@ -129,6 +129,7 @@ class Attempt:
 def train(plan: PlanConfig, options: Options, stop: StopRequest, attempt: Attempt) -> None:
     """Train to the last step, or until a signal; `attempt` knows the run once it is set up."""
     attempt.run = run = set_up(plan, options, stop)
+    options = run.options  # which know by now how many steps their epochs are
     run.watch.start(run.progress.step)
     announce(run)
     stop_signal = 0
@@ -183,6 +184,10 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     reads = options.data or options.eval_data
     with stop.ends("the index of the text was made") if reads else nullcontext():
         data = what_to_train_on(plan, options)
+        if options.epochs is not None:
+            sequences = epoch_sequences(data)
+            options = options.over(sequences=sequences, batch=plan.training.global_batch)
+            recipe = options.recipe(plan)
         held = held_out(plan, options)
     feed = open_feed(
         Feed(data=data, plan=plan, rank=dist.get_rank(), device=device, packs=options.pack),

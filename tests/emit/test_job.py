@@ -10,7 +10,6 @@ from fsdpplan.emit.job import (
     later_starts,
     requeues,
     sbatch_option,
-    signal_seconds,
     time_limit_seconds,
     trained_words,
     trial_words,
@@ -96,18 +95,6 @@ def test_a_program_needs_a_path() -> None:
 def test_extra_sbatch_options_keep_their_values() -> None:
     assert sbatch_option("--constraint=h100&ib") == ("constraint", "h100&ib")
     assert sbatch_option("--exclusive") == ("exclusive", None)
-
-
-def test_the_trainer_is_told_of_the_limit_only_when_it_can_save() -> None:
-    saving = Trainer(checkpoint_dir="saved")
-    assert signal_seconds(Job(time="1:00:00", program=saving)) == 120
-    assert signal_seconds(Job(time="1:00:00", program=saving, signal_seconds=300)) == 300
-    assert signal_seconds(Job(time="1:00:00")) is None
-    assert signal_seconds(Job(program=saving)) is None
-    assert signal_seconds(Job(time="2", program=saving)) is None
-    own = UserProgram(script="train.py")
-    assert signal_seconds(Job(time="1:00:00", program=own)) is None
-    assert signal_seconds(Job(time="1:00:00", program=own, signal_seconds=90)) == 90
 
 
 def test_a_job_says_how_far_it_trains_and_what_is_kept() -> None:

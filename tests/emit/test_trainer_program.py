@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -16,6 +17,7 @@ from fsdpplan.emit.trainer_program import (
     data_share,
     decay_steps,
     options_of_trainer,
+    peak_learning_rate,
     require_meaning,
     warmup_steps,
 )
@@ -154,6 +156,11 @@ def test_other_programs_start_from_the_same_recipe() -> None:
         DEFAULT_STEPS,
         trainer_program.DEFAULT_LEARNING_RATE,
     )
+    tuning = Trainer(init_from="model")
+    assert parse_options(tuning.words()).learning_rate == peak_learning_rate(tuning)
+    assert peak_learning_rate(tuning) == trainer_program.FINE_TUNING_LEARNING_RATE
+    said = replace(tuning, learning_rate=1e-3)
+    assert parse_options(said.words()).learning_rate == peak_learning_rate(said) == 1e-3
     assert own.clip_norm == trainer_program.DEFAULT_CLIP_NORM
     assert own.weight_decay == trainer_program.DEFAULT_WEIGHT_DECAY
     assert own.seed == trainer_program.DEFAULT_SEED
@@ -161,6 +168,38 @@ def test_other_programs_start_from_the_same_recipe() -> None:
     assert own.adam_eps == trainer_program.DEFAULT_EPS
     assert trainer_program.DEFAULT_AUX_LOSS_COEF == balance.AUXILIARY_COEFFICIENT
     assert schedule.FINAL_FRACTION == trainer_program.FINAL_FRACTION
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"epochs": 2.0}, "give --data too"),
+        ({"epochs": 2.0, "steps": 9, "data": "d.bin"}, "give one of them"),
+        ({"epochs": 0.0, "data": "d.bin"}, "above 0"),
+    ],
+)
+def test_epochs_are_refused_alike(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        Trainer(**said)
+    with pytest.raises(SystemExit):
+        parse_options([f"--{name}={value}" for name, value in said.items()])
+
+
+@given(
+    epochs=st.sampled_from([0.5, 1.0, 3.0, 2.7]),
+    sequences=st.integers(1, 10_000),
+    batch=st.integers(1, 512),
+    kind=st.sampled_from(schedule.SCHEDULES),
+)
+def test_epochs_are_the_steps_that_were_typed(
+    epochs: float, sequences: int, batch: int, kind: Any
+) -> None:
+    """Counted steps come to the options that as many typed ones do."""
+    program = Trainer(epochs=epochs, data="d.bin", lr_schedule=kind)
+    counted = parse_options(program.words()).over(sequences=sequences, batch=batch)
+    assert counted.steps - 1 < max(1, epochs * sequences / batch) <= counted.steps
+    typed = parse_options(replace(program, epochs=None, steps=counted.steps).words())
+    assert replace(counted, epochs=None, eval_every=0) == typed
 
 
 @given(

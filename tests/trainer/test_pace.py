@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from fsdpplan.emit.job import STEPS_TO_LEAVE
 from fsdpplan.trainer import pace, train
 from fsdpplan.trainer.pace import GarbageSchedule, StepClock
 from fsdpplan.trainer.text.feed import Feed
@@ -102,6 +103,8 @@ def test_a_signal_is_obeyed_a_step_later_whatever_is_read(tmp_path: Path) -> Non
     jobs.finish(jobs.start_function(2, "tests.trainer.test_pace:signalled", tmp_path))
     (summary,) = jobs.lines(tmp_path, "summary")
     assert (summary["step"], summary["stopped_by_signal"]) == (4, signal.SIGUSR2)
+    # steps 3 and 4, and the one that a device has still to do when its host asks for step 3
+    assert summary["step"] - 3 + 2 == STEPS_TO_LEAVE
     assert [line["step"] for line in jobs.lines(tmp_path, "step")] == [4]
 
 

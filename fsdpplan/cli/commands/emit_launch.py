@@ -24,6 +24,7 @@ from fsdpplan.cli.options.parse import choice, path, whole
 from fsdpplan.cli.options.question import Torch
 from fsdpplan.cli.resolve.failures import runs_of
 from fsdpplan.cli.resolve.job import (
+    epoch_sentence,
     job_of,
     pods_of,
     python_here,
@@ -54,6 +55,7 @@ from fsdpplan.run.known import with_best_interval
 from fsdpplan.run.launch import job_as_planned, launch_text
 from fsdpplan.run.rehearse import rehearse as program
 from fsdpplan.run.rehearse.ranks import DEFAULT_RANKS, chosen_ranks
+from fsdpplan.run.time_limit import with_grace, with_time_to_save
 from fsdpplan.search.recommend import price_of_weak_nodes, without_excluded
 from fsdpplan.spec.plan import Plan
 
@@ -129,6 +131,8 @@ def emit_launch(
     if target not in OTHER_TRAINERS:
         if steps := steps_sentence(chosen, asked):
             tell(steps)
+        if epoch := epoch_sentence(chosen, asked):
+            tell(epoch)
         asked = job_as_planned(chosen, asked)
         for sentence in require_its_recipe(chosen, asked):
             tell(f"the run that goes on: {sentence}")
@@ -142,27 +146,31 @@ def emit_launch(
         tell(sentence)
     if (gap := gap_of(chosen, asked)) is not None:
         tell(gap.sentences)
-    asked, saves = with_best_interval(
-        asked, chosen, target=target, measured=runs_of(LedgerOptions())
-    )
+    measured = runs_of(LedgerOptions())
+    asked, saves = with_best_interval(asked, chosen, target=target, measured=measured)
+    asked_pods, limit = pods_of(pods), ""
+    if target == "slurm":
+        asked, limit = with_time_to_save(asked, chosen, measured=measured)
+    elif target in ON_KUBERNETES:
+        asked_pods = with_grace(asked_pods, chosen, asked, measured=measured)
     if emit.rehearsed:
         require_rehearsed(chosen, own_program=own_program, python=python)
     if emit.alerts is not None:
         write_alerts(emit.alerts, chosen)
         note(f"wrote {emit.alerts}, for a run with --prometheus")
-    text = launch_text(target, plan=chosen, job=asked, pods=pods_of(pods))
+    text = launch_text(target, plan=chosen, job=asked, pods=asked_pods)
     if emit.out is not None:
         write_job_folder(emit.out, plan=chosen, job=asked)
         text = (emit.out / SCRIPT_NAME).read_text(encoding="utf-8")
         note(f"wrote {emit.out}; next: sbatch {emit.out / SCRIPT_NAME}")
-    if saves:
-        tell(saves)
-    if target in ON_KUBERNETES and (adapters := adapter_words(chosen, pods_of(pods))):
+    for sentence in filter(None, (saves, limit)):
+        tell(sentence)
+    if target in ON_KUBERNETES and (adapters := adapter_words(chosen, asked_pods)):
         tell(adapters)
     if target not in OTHER_TRAINERS and (trial := trial_sentence(asked)):
         tell(trial)
     if json:
-        typer.echo(script_json(text, target, chosen, asked, emit.out, saves=saves))
+        typer.echo(script_json(text, target, chosen, asked, emit.out, saves=saves, limit=limit))
     elif emit.out is None:
         typer.echo(text, nl=False)
 
@@ -218,7 +226,14 @@ def trial_sentence(job: Job) -> str | None:
 
 
 def script_json(
-    script: str, target: Target, plan: Plan, job: Job, out: Path | None, *, saves: str = ""
+    script: str,
+    target: Target,
+    plan: Plan,
+    job: Job,
+    out: Path | None,
+    *,
+    saves: str = "",
+    limit: str = "",
 ) -> str:
     """What `emit-launch --json` prints."""
     return json.dumps(
@@ -234,6 +249,8 @@ def script_json(
                 job.program.checkpoint_every if isinstance(job.program, Trainer) else None
             ),
             "checkpoint_every_reason": saves or None,
+            "signal_seconds": job.signal_seconds,
+            "signal_seconds_reason": limit or None,
         },
         indent=2,
     )

@@ -26,6 +26,7 @@ from fsdpplan.cli.resolve.inputs import (
     resolve,
     slower_words,
 )
+from fsdpplan.cli.resolve.training import with_data
 from fsdpplan.cli.views.answer import estimate_json, goodput_said
 from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.screen import estimate_screen
@@ -59,7 +60,7 @@ def estimate(
     question: dict[str, Any] = {
         "model": model,
         "cluster": cluster,
-        "training": training,
+        "training": with_data(training),
         "layout": layout,
         "torch": torch,
         "evidence": evidence,

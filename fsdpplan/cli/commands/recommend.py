@@ -39,6 +39,7 @@ from fsdpplan.cli.options.scaling import (
 from fsdpplan.cli.resolve.fewest import on_the_fewest
 from fsdpplan.cli.resolve.found import Found, advised, best_of, plan_of, searched
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, resolve
+from fsdpplan.cli.resolve.training import with_data
 from fsdpplan.cli.views.answer import goodput_said, recommend_json
 from fsdpplan.cli.views.render import blocks, columns, note
 from fsdpplan.cli.views.screen import recommend_screen
@@ -95,7 +96,7 @@ def recommend(
     question: dict[str, Any] = {
         "model": model,
         "cluster": machines if idle is None else idle.cluster,
-        "training": training,
+        "training": with_data(training),
         "layout": layout,
         "torch": torch,
         "evidence": evidence,

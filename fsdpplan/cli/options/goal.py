@@ -58,7 +58,7 @@ class BillOptions(PriceOptions):
         Flag(
             metavar="N",
             parse=positive(example="2"),
-            help="Passes over --tokens. Default 1.",
+            help="Passes over --data, or --tokens. Default 1.",
         ),
     ] = None
     deadline: Annotated[

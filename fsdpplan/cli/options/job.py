@@ -48,7 +48,8 @@ class JobOptions:
         Flag(
             metavar="N",
             parse=whole(example=120),
-            help="Seconds before the limit at which the program is told to save.",
+            help="Seconds before the limit at which the program is told to save. Default: as steps "
+            "and saves of the plan take.",
         ),
     ] = None
     exclude: Annotated[
@@ -328,6 +329,7 @@ class PodOptions:
         Flag(
             metavar="N",
             parse=whole(example=120, least=10),
-            help="Between the word to save and leave, and the end.",
+            help="Between the word to save and leave, and the end. Default: as steps and saves of "
+            "the plan take, or 120.",
         ),
     ] = None

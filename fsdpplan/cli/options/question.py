@@ -172,7 +172,24 @@ class TrainingOptions:
         Flag(
             metavar="N",
             parse=size(example="1024 or 1k"),
-            help="Sequences an optimizer step, over all GPUs. Default: about 4 Mi tokens.",
+            help="Sequences an optimizer step, over all GPUs. Default: about 4 Mi tokens; of a "
+            "fine-tuning about 64 sequences.",
+        ),
+    ] = None
+    fine_tune: Annotated[
+        bool | None,
+        Flag(
+            name="--fine-tune",
+            help="A model that is there learns more: the batch of a fine-tuning by default. Chats "
+            "in --data say it, too.",
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        Flag(
+            metavar="PATH",
+            parse=line,
+            help="What will be trained on, if it is on this host: counted, in place of --tokens.",
         ),
     ] = None
     precision: Annotated[

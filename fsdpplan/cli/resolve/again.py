@@ -25,7 +25,7 @@ from fsdpplan.cli.resolve.evidence import resolve_runs, with_peaks
 from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
 from fsdpplan.cli.resolve.model import published_dropout, resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
-from fsdpplan.cli.resolve.training import FP8_POLICIES
+from fsdpplan.cli.resolve.training import FP8_POLICIES, OF_THE_QUESTION, with_data
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import LoadedCluster, load_cluster, with_inter, with_intra
 from fsdpplan.search.pins import Pins
@@ -88,7 +88,7 @@ def asked_again(plan: Plan, asked: Asked) -> Inputs:
     """The plan's question with other options laid over. Raises SpecError where they contradict each
     other, or the plan does not know what they ask for."""
     layout = asked.layout if asked.free else _over(layout_options(plan), asked.layout)
-    training = _over(training_options(plan), asked.training)
+    training = _over(training_options(plan), _with_data(plan, asked.training))
     switch = training.precision_switch or "none"
     if training.precision != "fp8" and switch == "none" and asked.training.precision is not None:
         typed = {name: getattr(asked.training, name) for name in FP8_POLICIES}
@@ -116,6 +116,21 @@ def asked_again(plan: Plan, asked: Asked) -> Inputs:
         terms=terms,
         assumptions=(*inputs.assumptions, *([said] if lost else [])),
     )
+
+
+def _with_data(plan: Plan, typed: TrainingOptions) -> TrainingOptions:
+    """What was typed, its data counted in sequences of the plan's."""
+    if typed.data is None:
+        return typed
+    planned = plan.training
+    counted = with_data(
+        replace(
+            typed,
+            seq_len=typed.seq_len or planned.seq_len,
+            pack=planned.packed if typed.pack is None else typed.pack,
+        )
+    )
+    return replace(counted, seq_len=typed.seq_len, pack=typed.pack)
 
 
 def machines_by_number(plan: Plan, typed: ClusterOptions) -> Callable[[int], Cluster]:
@@ -152,7 +167,8 @@ def training_options(plan: Plan) -> TrainingOptions:
     values = {
         field.name: getattr(plan.training, NAMED_OTHERWISE.get(field.name, field.name))
         for field in fields(TrainingOptions)
-        if sources.get(f"training.{field.name}") != DEFAULT_SOURCE
+        if field.name not in OF_THE_QUESTION
+        and sources.get(f"training.{field.name}") != DEFAULT_SOURCE
     }
     if "fp8" not in (plan.training.precision, plan.training.later_precision):
         values = {name: value for name, value in values.items() if name not in FP8_POLICIES}

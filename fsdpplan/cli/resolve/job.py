@@ -8,6 +8,7 @@ import shutil
 import sys
 from dataclasses import fields, replace
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,30 @@ from fsdpplan.emit.container import Container
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.slurm.survival import Survival
-from fsdpplan.emit.trainer_program import DASHBOARDS, Trainer, data_share, require_meaning
+from fsdpplan.emit.trainer_program import (
+    DASHBOARDS,
+    Trainer,
+    data_share,
+    is_fine_tuning,
+    peak_learning_rate,
+    require_meaning,
+)
 from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface.chats import require_chats
 from fsdpplan.files.huggingface.config import read_hf_config
 from fsdpplan.files.plans import plan_json
+from fsdpplan.files.training_data import counted_data
 from fsdpplan.run.plans import read_plan
 from fsdpplan.search.advice.field_rules import broken_rules
+from fsdpplan.search.pins import fine_tuning_batch
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
 from fsdpplan.spec.training import program_named
 from fsdpplan.topology.probe import lacking_packages
 from fsdpplan.units import format_count
+
+MOST_TIMES_USUAL = 4
+"""A larger batch of a fine-tuning is asked about, where the data is elsewhere; chosen here."""
 
 
 def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
@@ -155,9 +168,56 @@ def steps_sentence(plan: Plan, job: Job) -> str | None:
     tokens, steps = plan.training.tokens, plan.training.steps
     if not isinstance(job.program, Trainer) or job.program.steps is not None:
         return None
+    if job.program.epochs is not None:
+        return None
     if tokens is None or steps is None:
         return None
     return f"trains the plan's {format_count(tokens)} tokens, {steps:,} steps (or give --steps)"
+
+
+LEAST_EPOCH_STEPS = 10
+"""Of a fine-tuning, as the trainer has it; a test compares both."""
+
+
+def epoch_sentence(plan: Plan, job: Job) -> str | None:
+    """How many steps an epoch is, where the data is on this host, and what to type where a
+    fine-tuning would have too few; None where there is nothing to say."""
+    program = job.program
+    if not isinstance(program, Trainer) or not program.sources:
+        return None
+    tunes = is_fine_tuning(program)
+    if not tunes and program.epochs is None:
+        return None
+    batch, seq_len = plan.training.global_batch, plan.training.seq_len
+    found = counted_data(
+        [Path(data_share(source)[0]) for source in program.sources],
+        seq_len=seq_len,
+        chats=bool(program.sft),
+        packed=plan.training.packed or bool(program.pack),
+        tokenized=program.tokenizer is not None,
+    )
+    usual = fine_tuning_batch(seq_len=seq_len, gpus=plan.cluster.gpus)
+    if found is None:
+        if tunes and batch > MOST_TIMES_USUAL * usual:
+            return (
+                f"the plan has {batch:,} sequences a step, as pre-training does; fine-tunings take "
+                f"about {usual}: plan again with fsdpplan recommend --fine-tune"
+            )
+        return None
+    about = "" if found.is_exact else "about "
+    steps = found.sequences / batch
+    said = f"an epoch is {about}{steps:,.3g} steps of {batch:,} sequences"
+    if program.epochs is not None:
+        said += f", {program.epochs:g} are {about}{max(1, ceil(program.epochs * steps)):,}"
+    said += f", at a learning rate of {peak_learning_rate(program):g} (--learning-rate)"
+    if tunes and steps < LEAST_EPOCH_STEPS:
+        most = max(1, min(usual, found.sequences // (2 * LEAST_EPOCH_STEPS)))
+        smaller = 1 << most.bit_length() - 1
+        said += (
+            f": too few updates to learn from; plan again with fsdpplan recommend --fine-tune "
+            f"--global-batch {smaller}"
+        )
+    return said
 
 
 def require_its_recipe(plan: Plan, job: Job) -> list[str]:
@@ -169,7 +229,8 @@ def require_its_recipe(plan: Plan, job: Job) -> list[str]:
     if not isinstance(program, Trainer):
         return []
     require_meaning(program, plan.training, plan.model)
-    resumes = program.checkpoint_dir is not None and _has_checkpoint(program.checkpoint_dir)
+    # of epochs the trainer knows the steps, and so the schedule
+    resumes = program.epochs is None and _has_checkpoint(program.checkpoint_dir)
     begins_here = program.init_from is None or Path(program.init_from).is_dir()
     publishes = program.export_hf is not None and begins_here
     if not (program.param_group or resumes or publishes):
@@ -198,8 +259,10 @@ def require_its_recipe(plan: Plan, job: Job) -> list[str]:
         raise SpecError(str(error)) from error
 
 
-def _has_checkpoint(folder: str) -> bool:
+def _has_checkpoint(folder: str | None) -> bool:
     """Whether this host sees one that a run would resume from."""
+    if folder is None:
+        return False
     try:
         return (Path(folder) / "latest").is_file()
     except OSError:

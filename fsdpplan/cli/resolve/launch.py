@@ -14,6 +14,7 @@ from fsdpplan.cli.options.job import ContainerOptions, JobOptions, ProgramOption
 from fsdpplan.cli.options.run import AgainOptions, RunOptions
 from fsdpplan.cli.resolve.failures import runs_of
 from fsdpplan.cli.resolve.job import (
+    epoch_sentence,
     given,
     job_of,
     require_its_chats,
@@ -45,6 +46,7 @@ from fsdpplan.run.outcome import Manner
 from fsdpplan.run.plans import read_plan
 from fsdpplan.run.rehearse.smoke import smoke_plan
 from fsdpplan.run.session import command_words
+from fsdpplan.run.time_limit import with_time_to_save
 from fsdpplan.topology import probe
 
 SMOKE_STEPS = 10
@@ -125,8 +127,10 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
     asked = job or (Job(python=sys.executable) if emits else None)
     said: list[str | None] = []
     if emits and asked is not None and saves_to(asked) is not None:
-        asked, saves = with_best_interval(asked, read_plan(plan), measured=runs_of(LedgerOptions()))
-        said.append(saves)
+        chosen, measured = read_plan(plan), runs_of(LedgerOptions())
+        asked, saves = with_best_interval(asked, chosen, measured=measured)
+        asked, limit = with_time_to_save(asked, chosen, measured=measured)
+        said += (saves, limit)
     launch = resolve_launch(
         folder,
         plan_file=None if plan == DEFAULT_PLAN else Path(plan),
@@ -138,7 +142,7 @@ def prepare(plan: str, options: RunOptions, job: Job | None, *, file: str = "") 
         require_its_chats(asked)
         require_its_script(asked)
         require_its_libraries(launch.plan, asked)
-        said.append(steps_sentence(launch.plan, asked))
+        said += (steps_sentence(launch.plan, asked), epoch_sentence(launch.plan, asked))
         asked = job_as_planned(launch.plan, asked)
         said += require_its_recipe(launch.plan, asked)
     if options.fallback is not None and not emits:

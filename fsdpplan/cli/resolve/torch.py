@@ -67,8 +67,7 @@ def supported(release: TorchRelease, source: str) -> Resolved[TorchRelease]:
 
 
 def _assumed(why: str) -> Resolved[TorchRelease]:
-    found = probe.installed_torch()
-    release = NEWEST_TESTED if found is None else max(found, OLDEST)
+    found, release = probe.installed_torch(), probe.default_torch()
     which = "the one installed here" if release == found else "as none is installed here"
     if found is not None and found < OLDEST:
         which = f"the oldest that the trainer runs under: {found} is installed here"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fsdpplan.cli.options.question import TrainingOptions
 from fsdpplan.cli.resolve import Resolved, flag
 from fsdpplan.cost.band import peak_log_error
 from fsdpplan.errors import SpecError
+from fsdpplan.files.training_data import counted_data, is_chats
 from fsdpplan.search.defaults import legal_global_batch
 from fsdpplan.search.pins import (
     DEFAULT_SEQ_LEN,
     DEFAULT_TOKENS_PER_STEP,
     Pins,
     default_global_batch,
+    fine_tuning_batch,
     program_defaults,
 )
 from fsdpplan.spec.cluster import Cluster
@@ -25,6 +28,8 @@ from fsdpplan.units import format_count, format_percent
 POLICIES = ("precision", "reduce_dtype", "optimizer", "runtime")
 QUIET = ("param_dtype", "gradient_compression", "precision_switch")
 """Options that change nothing unless they are asked for, so that no default is said."""
+OF_THE_QUESTION = ("fine_tune", "data")
+"""Options that other fields of a training come from."""
 FP8_POLICIES = ("fp8_recipe", "fp8_all_gather")
 """Options whose default is that of `Training`; those of fp8 mean nothing without it."""
 
@@ -38,6 +43,7 @@ def resolve_training(
     published: Dropout | None = None,
 ) -> Resolved[Training]:
     """The training that the options ask for; `published`: what the model's config drops."""
+    options = with_data(options)
     if options.precision != "fp8" and (options.precision_switch or "none") == "none":
         _refuse_fp8_options(options)
     seq_len = _seq_len(options, model)
@@ -135,13 +141,52 @@ def _global_batch(
     sources = (("training.global_batch", _source("global_batch", options.global_batch)),)
     if options.global_batch is not None:
         return Resolved(value=options.global_batch, sources=sources)
-    batch = legal_global_batch(model=model, cluster=cluster, training=draft, pins=pins)
+    usual = None
+    if is_fine_tuning(options):
+        usual = fine_tuning_batch(seq_len=draft.seq_len, gpus=cluster.gpus)
+    batch = legal_global_batch(model=model, cluster=cluster, training=draft, pins=pins, usual=usual)
     words = f"a global batch of {batch:,} sequences, {format_count(batch * draft.seq_len)} tokens"
+    if usual is not None:
+        # asked again about the plan, it is one that was said
+        sources = (("training.global_batch", "flag --fine-tune"),)
+        words = f"{words}, as fine-tunings have it (--global-batch)"
+        return Resolved(value=batch, sources=sources, assumptions=(words,))
     return Resolved(
         value=batch,
         sources=sources,
         assumptions=(f"{words} (--global-batch){_unusual(batch, draft.seq_len, cluster.gpus)}",),
     )
+
+
+def is_fine_tuning(options: TrainingOptions) -> bool:
+    """Whether a fine-tuning is planned: as is said, or since the data are chats."""
+    said = options.fine_tune
+    return bool(said) or (options.data is not None and is_chats(Path(options.data)))
+
+
+def with_data(options: TrainingOptions) -> TrainingOptions:
+    """`options` with what `--data` says: the tokens of one pass, filled-up sequences whole, as the
+    trainer has them, and whether it is a fine-tuning. Raises SpecError where it is not on this
+    host."""
+    if options.data is None:
+        return options
+    if options.tokens is not None:
+        raise SpecError("--data is counted, and --tokens says how much it is: give one of them")
+    seq_len = options.seq_len or DEFAULT_SEQ_LEN
+    found = counted_data(
+        (Path(options.data),),
+        seq_len=seq_len,
+        chats=is_chats(Path(options.data)),
+        packed=bool(options.pack),
+        tokenized=True,
+    )
+    if found is None:
+        raise SpecError(
+            f"--data {options.data} has nothing here that can be counted: plan with --fine-tune or "
+            "--tokens in its place, and give --epochs to emit-launch; the trainer counts on its own"
+        )
+    tokens, tunes = found.sequences * seq_len, is_fine_tuning(options)
+    return replace(options, data=None, tokens=tokens, fine_tune=tunes or None)
 
 
 def _unusual(batch: int, seq_len: int, gpus: int) -> str:

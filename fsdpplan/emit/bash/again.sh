@@ -58,7 +58,7 @@ after_attempt() {
     exit 0
   fi
   why="attempt $attempt ended with exit code $code"
-  if [ -n "$told" ] && { [ "$limit_seconds" = 0 ] || ! is_near_limit; }; then
+  if [ -n "$told" ] && ! is_near_limit; then
     note_end end "$why after it was told to leave"
     exit "$code"
   fi

@@ -8,6 +8,8 @@ stop() { passed_on=1 stopped=$1; end_job; leaving; }
 signal_ranks() { :; }
 leaving() { :; }
 followed() { :; }
+leave_limit() { :; }
+is_near_limit() { false; }
 end_job() { [ -z "$job" ] || kill -TERM "$job" 2>/dev/null || true; }
 trap pass_usr1 USR1
 trap 'stop 130' INT
@@ -28,5 +30,6 @@ follow() {
   [ -z "$stopped" ] || end_job
   await "$job"
   job=''
+  leave_limit
   followed
 }

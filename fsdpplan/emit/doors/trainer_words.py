@@ -14,12 +14,12 @@ from fsdpplan.emit.trainer_program import (
     DEFAULT_BETAS,
     DEFAULT_CLIP_NORM,
     DEFAULT_EPS,
-    DEFAULT_LEARNING_RATE,
     DEFAULT_WEIGHT_DECAY,
     FINAL_FRACTION,
     LrSchedule,
     Trainer,
     decay_steps,
+    peak_learning_rate,
     planned_steps,
     warmup_steps,
 )
@@ -53,7 +53,7 @@ class Recipe:
 def recipe_of(order: Order, program: Trainer) -> Recipe:
     """What the options come to."""
     count = planned_steps(program, order.plan.training)
-    rate = _or(program.learning_rate, DEFAULT_LEARNING_RATE)
+    rate = peak_learning_rate(program)
     first, second = DEFAULT_BETAS
     return Recipe(
         steps=count,

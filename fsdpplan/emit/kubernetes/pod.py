@@ -13,6 +13,7 @@ from fsdpplan.emit.kubernetes.adapters import adapter_resources, beside_adapters
 from fsdpplan.emit.kubernetes.names import require_key
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.pods import (
+    DEFAULT_GRACE_SECONDS,
     Mount,
     Pods,
     Toleration,
@@ -66,7 +67,7 @@ def pod_template(
         "metadata": metadata,
         "spec": {
             **_if_given("restartPolicy", restart_policy),
-            "terminationGracePeriodSeconds": pods.grace_seconds,
+            "terminationGracePeriodSeconds": pods.grace_seconds or DEFAULT_GRACE_SECONDS,
             **_where(order, labels, gathers),
             "containers": [
                 {

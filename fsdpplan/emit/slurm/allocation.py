@@ -6,7 +6,7 @@ from fsdpplan.emit.container import step_lines
 from fsdpplan.emit.job import Job, excluded_hosts, starts_again, trial_words, tries_first
 from fsdpplan.emit.safe_text import shell_word
 from fsdpplan.emit.slurm.node import CONTAINER_JOIN_SECONDS
-from fsdpplan.emit.slurm.parts import logs_nccl, watches
+from fsdpplan.emit.slurm.parts import heeds_limit, logs_nccl, watches
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan
 
@@ -37,6 +37,7 @@ def attempt_lines(*, plan: Plan, job: Job) -> list[str]:
         "  # A signal that came meanwhile counts now.",
         '  if [ -n "$stopped$told" ]; then code=1; return; fi',
         *(["  watch_script"] if watches(job) else []),
+        *(["  watch_limit"] if heeds_limit(job) else []),
         *(["  watch_nccl"] if logs_nccl(plan=plan, job=job) else []),
         "  # A task that fails ends the others.",
         *(["  trained=yes"] if again else []),

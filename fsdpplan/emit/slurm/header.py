@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from textwrap import dedent
 
-from fsdpplan.emit.job import Job, trained_words
+from fsdpplan.emit.job import Job, limit_words, trained_words
 from fsdpplan.emit.safe_text import comment, literal_word, shell_word
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import MESH_AXES
@@ -99,6 +99,11 @@ def header_lines(*, plan: Plan, plan_json: str, version: str, job: Job | None = 
             f"{format_gib(cluster.device.memory_bytes)}"
         ),
         *([] if job is None else [comment(trained_words(job))]),
+        *(
+            []
+            if job is None or (limit := limit_words(job, plan)) is None
+            else [comment(f"Time limit: {limit}")]
+        ),
     ]
 
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 from importlib.resources import files
 
 from fsdpplan.emit.job import (
+    MARGIN_SECONDS,
+    STEPS_TO_LEAVE,
     Job,
     later_starts,
     requeues,
     saves_to,
-    signal_seconds,
     starts_again,
 )
 from fsdpplan.emit.nccl.adapters import adapter_words
 from fsdpplan.emit.safe_text import shell_word
 from fsdpplan.spec.plan import Plan
-
-EARLY_SECONDS = 90
-"""How much earlier than asked the signal before a time limit may come, and how long a look takes.
-Source: sbatch(1), --signal: up to 60 seconds earlier than specified."""
 
 
 def part_names(*, plan: Plan, job: Job) -> tuple[str, ...]:
@@ -39,7 +36,7 @@ def part_names(*, plan: Plan, job: Job) -> tuple[str, ...]:
         "once": not starts_again(job),
         "again": starts_again(job),
         "requeue": requeues(job),
-        "limit": _heeds_limit(job),
+        "limit": heeds_limit(job),
         "watch": watches(job),
     }
     return tuple(name for name, is_needed in needed.items() if is_needed)
@@ -72,9 +69,6 @@ def part_lines(*, plan: Plan, job: Job) -> list[str]:
 
 def settings_lines(*, plan: Plan, job: Job) -> list[str]:
     """Lines that set what the parts read."""
-    seconds = signal_seconds(job)
-    limit = 0 if seconds is None else seconds + EARLY_SECONDS
-    told = starts_again(job) or _heeds_limit(job)
     requeue = "yes" if requeues(job) else "''"
     given = "''" if job.port is None else str(job.port)
     return [
@@ -83,7 +77,8 @@ def settings_lines(*, plan: Plan, job: Job) -> list[str]:
             (
                 f"needed={plan.cluster.nodes} ranks={plan.cluster.gpus_per_node}",
                 f"spares={job.survival.spares} retries={later_starts(job)}",
-                *([f"may_requeue={requeue} limit_seconds={limit}"] if told else []),
+                *([f"may_requeue={requeue}"] if starts_again(job) or heeds_limit(job) else []),
+                *(_leaving(job) if heeds_limit(job) else []),
                 *([] if plan.cluster.nodes == 1 else [f"port={given}"]),
             )
         ),
@@ -104,8 +99,16 @@ def _expected_of_nccl(*, plan: Plan, job: Job) -> str:
     return f" adapters={shell_word(adapter_words(plan) or '')} gpudirect={gpudirect}"
 
 
-def _heeds_limit(job: Job) -> bool:
-    return saves_to(job) is not None or signal_seconds(job) is not None
+def _leaving(job: Job) -> tuple[str, ...]:
+    return (
+        f"signal_seconds={job.signal_seconds or 0} save_seconds={job.save_seconds or 0}",
+        f"steps_to_leave={STEPS_TO_LEAVE} margin_seconds={MARGIN_SECONDS}",
+    )
+
+
+def heeds_limit(job: Job) -> bool:
+    """Whether something is done about the job's time limit."""
+    return saves_to(job) is not None or job.signal_seconds is not None
 
 
 def watches(job: Job) -> bool:

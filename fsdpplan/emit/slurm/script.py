@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from fsdpplan.emit.job import Job, UserProgram, requeues, sbatch_option, signal_seconds, tries_first
+from fsdpplan.emit.job import Job, UserProgram, requeues, sbatch_option, tries_first
 from fsdpplan.emit.nccl.cloud import gap_lines
 from fsdpplan.emit.nccl.variables import (
     given_lines,
@@ -98,10 +98,9 @@ def sbatch_lines(*, plan: Plan, job: Job) -> list[str]:
     if job.exclude:
         values.append(("exclude", ",".join(job.exclude)))
     segment = segment_nodes(plan, job)
-    seconds = signal_seconds(job)
-    if seconds is not None:
+    if job.signal_seconds is not None:
         # B: to this script alone, which passes it on; torchrun would die of it.
-        values.append(("signal", f"B:USR1@{seconds}"))
+        values.append(("signal", f"B:USR1@{job.signal_seconds}"))
     return [
         "# SLURM reads these lines as they are: no variable expands in them.",
         *(_sbatch_line(name, value) for name, value in values + extra),

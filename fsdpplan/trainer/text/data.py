@@ -297,6 +297,12 @@ class MaskedMixture(Mixture):
         return source.real(turn.number)
 
 
+def epoch_sequences(data: Data) -> int:
+    """Sequences of one pass over `data`; of a mixture as many as all its sources have."""
+    sources: Sequence[Any] = data.sources if isinstance(data, Mixture) else (data,)
+    return sum(source.windows for source in sources)
+
+
 def weights_of(shares: Sequence[Share], sources: Sequence[Source]) -> list[Fraction]:
     """What each share says, or else as many as its source has sequences."""
     return [

@@ -627,6 +627,7 @@ ELSEWHERE = {
     "--run": "report/test_pages.py",
     "--min-gpus": "cli/commands/test_min_gpus.py",
     "--epochs": "cli/commands/test_goal.py",
+    "--fine-tune": "cli/commands/test_fine_tune.py",
     "--deadline": "cli/commands/test_goal.py",
     "--deadline-chance": "cli/commands/test_goal.py",
     "--provider": "cli/commands/test_goal.py",

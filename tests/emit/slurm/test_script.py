@@ -146,7 +146,9 @@ def sbatch_options(plan: Plan, job: Job) -> list[str]:
 
 
 def test_slurm_is_asked_for_what_the_plan_uses() -> None:
-    assert sbatch_options(PLANS["gpu nodes"], Job(program=SAVING, time="8:00:00")) == [
+    assert sbatch_options(
+        PLANS["gpu nodes"], Job(program=SAVING, time="8:00:00", signal_seconds=900)
+    ) == [
         "--job-name=fsdpplan",
         "--nodes=16",
         "--ntasks-per-node=1",
@@ -157,7 +159,7 @@ def test_slurm_is_asked_for_what_the_plan_uses() -> None:
         "--mem=0",
         "--time=8:00:00",
         "--output=fsdpplan-%j.out",
-        "--signal=B:USR1@120",
+        "--signal=B:USR1@900",
     ]
     cpu = sbatch_options(PLANS["cpu nodes"], Job())
     assert "--cpus-per-task=2" in cpu
@@ -202,10 +204,6 @@ def test_memory_that_was_asked_for_takes_the_place_of_all(memory: str) -> None:
     options = sbatch_options(PLANS["gpu nodes"], Job(sbatch=(memory,)))
     assert [option for option in options if "mem" in option] == [memory]
     assert "--exclusive" in options
-
-
-def test_a_limit_with_checkpoints_asks_for_a_signal_to_the_shell_alone() -> None:
-    assert "--signal=B:USR1@120" in sbatch_options(PLANS["gpu nodes"], FULL)
 
 
 @pytest.mark.parametrize(
