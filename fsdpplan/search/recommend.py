@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from fsdpplan.cost.band import difference_fraction
-from fsdpplan.cost.memory.peak import available_bytes, rank_memory
+from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.step import estimate
 from fsdpplan.search.advice.reasons import Reasons
 from fsdpplan.search.bounds.fitting import Tally
@@ -90,7 +90,7 @@ def recommend(
         priced=tally.priced,
         pruned=tally.pruned,
         rejected=tuple(tally.rejected.most_common()),
-        nearest_miss=None if found.ranked else _miss(asked, tally),
+        nearest_miss=None if found.ranked else _miss(space),
         example=_example(tally),
         explored=tuple(explored),
     )
@@ -165,15 +165,14 @@ def _example(tally: Tally) -> str | None:
     return next((sentence for sentence in sentences if sentence), None)
 
 
-def _miss(asked: Question, tally: Tally) -> NearestMiss | None:
-    layout = tally.closest(asked)
+def _miss(space: Space) -> NearestMiss | None:
+    asked, layout = space.asked, space.closest
     if layout is None:
         return None
-    cluster, training = asked.cluster, asked.training
     return NearestMiss(
         layout=layout,
         needed_bytes=rank_memory(asked.case(layout)).peak_device_bytes,
-        available_bytes=available_bytes(cluster=cluster, training=training),
+        available_bytes=asked.available_bytes,
     )
 
 

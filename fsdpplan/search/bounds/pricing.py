@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from fsdpplan.search.bounds.frontier import REACH, Frontier, Group, Known, Promise
+from fsdpplan.search.bounds.leanest import Leanest
 from fsdpplan.search.order import Difference, Entry, by_time, is_tied, seconds, simplicity
 from fsdpplan.search.refine import NEAR, Refining
 from fsdpplan.search.space import Space, entry_of
@@ -30,7 +31,7 @@ def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
     usual = [entry for group in listed for entry in group.entries]
     if not usual:
         frontier.count_left_out()
-        return []
+        return _spared(space)
     fastest = {min(group.entries, key=by_time)[0] for group in listed}
     refining = Refining(space, best=min(map(seconds, usual)))
     refining.from_priced(usual)
@@ -46,6 +47,23 @@ def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
     space.tally.priced = len(found)
     best = seconds(min(found, key=by_time))
     return [entry for entry in found if seconds(entry) <= REACH * best or entry[0] in fastest]
+
+
+def _spared(space: Space) -> list[Entry]:
+    """Where nothing fits with the usual settings: what rare ones make fit, and what may be made of
+    that; what comes nearest is remembered where nothing does."""
+    found = Leanest(space).layouts()
+    available = space.asked.available_bytes
+    spared = [entry_of(space.asked, layout) for needed, layout in found if needed <= available]
+    if not spared:
+        space.closest = found[0][1] if found else None
+        return []
+    space.tally.spare(len(spared))
+    refining = Refining(space, best=min(map(seconds, spared)))
+    refining.from_priced(spared)
+    space.priced = [*spared, *refining.found]
+    space.tally.priced = len(space.priced)
+    return space.priced
 
 
 def _data_parallel(
