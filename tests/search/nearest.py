@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from fsdpplan.cost.memory.peak import rank_memory
+from fsdpplan.search.pins import attention_over_cp
 from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -93,7 +94,7 @@ def leanest(asked: Question) -> tuple[int, Layout, int] | None:
     """(bytes, layout, legal ones) of the legal layout that needs least of all; None: none is."""
     found: tuple[int, Layout] | None = None
     legal = 0
-    for layout in every_layout(asked, offloads=("none", "cpu")):
+    for layout in map(_as_trained(asked), every_layout(asked, offloads=("none", "cpu"))):
         case = asked.case(layout)
         if not asked.pins.allows(layout) or first_problem(case) is not None:
             continue
@@ -102,6 +103,24 @@ def leanest(asked: Question) -> tuple[int, Layout, int] | None:
         if found is None or needed < found[0]:
             found = needed, layout
     return None if found is None else (*found, legal)
+
+
+def _as_trained(asked: Question) -> Callable[[Layout], Layout]:
+    """Context parallelism by the attention that the trainer has tests of."""
+
+    def trained(layout: Layout) -> Layout:
+        if layout.cp == 1:
+            return layout
+        kind = attention_over_cp(
+            model=asked.model,
+            training=asked.training,
+            tp=layout.tp,
+            cp=layout.cp,
+            pins=asked.pins,
+        )
+        return replace(layout, cp_attention=kind)
+
+    return trained
 
 
 def without_room(asked: Question, least_bytes: int) -> Question:
@@ -113,13 +132,18 @@ def without_room(asked: Question, least_bytes: int) -> Question:
 
 
 def too_far_bytes(asked: Question) -> tuple[int | None, int]:
-    """(by how much the named layout needs more than the leanest of all, legal layouts); None: it
-    was said that none is legal."""
+    """(by how much the named layout needs more than the leanest of brute force, legal layouts);
+    None: it was said that none is legal. Less than nothing: with more pieces of the loss than
+    brute force tries."""
     found = leanest(asked)
     if found is None:
         return 0, 0
     least, _, legal = found
-    miss = without_room(asked, least).answer().nearest_miss
+    answer = without_room(asked, least).answer()
+    if answer.ranked:
+        peaks = (one.estimate.memory.peak_device_bytes for one in answer.ranked)
+        return min(peaks) - least, legal
+    miss = answer.nearest_miss
     return (None if miss is None else miss.needed_bytes - least), legal
 
 

@@ -47,7 +47,13 @@ def _overlapped(asked: Question, layout: Layout) -> Iterator[Layout]:
     yield replace(layout, async_tp=False)
 
 
-LEVERS: tuple[Lever, ...] = (_recomputation, changed, _batches, restaged, _overlapped)
+def _frees(asked: Question, layout: Layout) -> Iterator[Layout]:
+    """FSDP over one rank, which frees what it has cast, in the place of a bare copy."""
+    if layout.sharding == "ddp" and layout.data_parallel == 1:
+        yield replace(layout, sharding="fsdp")
+
+
+LEVERS: tuple[Lever, ...] = (_frees, _recomputation, changed, _batches, restaged, _overlapped)
 
 
 MOST_DEGREES = 16
