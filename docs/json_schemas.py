@@ -334,6 +334,16 @@ def output_schema() -> Schema:
                 "fastest_rank": WHOLE,
                 "not_told_apart": rows(WHOLE),
                 "next_run": maybe(shape(NextRun, defs)),
+                "near_miss": maybe(
+                    table(
+                        {
+                            "layout": ref("Layout"),
+                            "torch_needed": ref("TorchNeeded"),
+                            "estimate": ref("Estimate"),
+                            "faster_fraction": NUMBER,
+                        }
+                    )
+                ),
                 "search": table(
                     {
                         "candidates": WHOLE,

@@ -25,7 +25,7 @@ from fsdpplan.files.plans import (
     training_document,
 )
 from fsdpplan.search.advice.words import EVIDENCE, chance_words, degrees, describe, policy
-from fsdpplan.search.question import SearchResult
+from fsdpplan.search.question import NearMiss, SearchResult
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Estimate, LearnedStep, MemoryBreakdown
@@ -200,9 +200,11 @@ def recommend_json(
     result: SearchResult,
     *,
     seconds: float,
+    near: NearMiss | None = None,
     more: Mapping[str, Any] = NOTHING_MORE,
 ) -> str:
-    """What `recommend --json` prints; `more` is beside it: time and money, failures."""
+    """What `recommend --json` prints, with the layout that hardly misses the chance to fit; `more`
+    is beside it: time and money, failures."""
     next_run = result.listed.next_run
     return _dumps(
         {
@@ -222,6 +224,7 @@ def recommend_json(
             "fastest_rank": result.listed.fastest_rank,
             "not_told_apart": list(result.listed.tied),
             "next_run": None if next_run is None else asdict(next_run),
+            "near_miss": None if near is None else _near_miss_document(inputs, near),
             "search": {
                 "candidates": result.candidates,
                 "feasible": result.feasible,
@@ -234,6 +237,15 @@ def recommend_json(
             **more,
         }
     )
+
+
+def _near_miss_document(inputs: Inputs, near: NearMiss) -> dict[str, Any]:
+    return {
+        "layout": layout_document(_named(inputs, near.layout)),
+        "torch_needed": needed_document(case_of(inputs, near.layout)),
+        "estimate": estimate_document(near.estimate),
+        "faster_fraction": near.faster_fraction,
+    }
 
 
 def estimate_json(one: OneLayout, *, more: Mapping[str, Any] = NOTHING_MORE) -> str:

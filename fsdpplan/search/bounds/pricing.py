@@ -82,6 +82,27 @@ def _data_parallel(
     return refining.found
 
 
+def faster(space: Space, most_seconds: float) -> Entry | None:
+    """The fastest with the usual settings that takes less than that, and what rare ones make of
+    it; None where none does. It looks at no layout whose bound is higher."""
+    frontier = Frontier(space)
+    best, found = most_seconds, list[Entry]()
+    heap = [(group.floor, index) for index, group in enumerate(frontier.groups)]
+    heapify(heap)
+    while heap and heap[0][0] < best:
+        _, index = heappop(heap)
+        group = frontier.groups[index]
+        priced = len(group.entries)
+        frontier.advance(group)
+        found += group.entries[priced:]
+        best = min(best, group.best)
+        heappush(heap, (group.floor, index))
+    refining = Refining(space, best=best)
+    refining.from_priced(found)
+    below = [entry for entry in (*found, *refining.found) if seconds(entry) < most_seconds]
+    return min(below, key=by_time, default=None)
+
+
 def usual(space: Space, limit: int) -> list[Entry]:
     """Of each group that may be listed, the fastest with the usual settings, and what had to be
     priced to find it."""
