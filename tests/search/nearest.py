@@ -4,8 +4,9 @@
 
 Small models, dense and mixtures and hybrids, on two GPUs with less memory than any layout
 needs, with pins and without. Brute force goes through the product of all settings, offload among
-them: none of the legal layouts may need less than the one that is named. One line a question; exits
-1 where one does, or where something fits that the search did not find.
+them where FSDP2 has it, and pieces of the loss as small as the search has them: none of the legal
+layouts may need less than the one that is named. One line a question; exits 1 where one does, or
+where something fits that the search did not find.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from dataclasses import replace
 from typing import Any
 
 from fsdpplan.cost.memory.peak import rank_memory
+from fsdpplan.cost.model.formats import local_tokens
+from fsdpplan.search.enumerate import offloads
 from fsdpplan.search.pins import attention_over_cp
-from fsdpplan.search.rules.legality import first_problem
+from fsdpplan.search.rules.legality import LEAST_PIECE_TOKENS, first_problem
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from tests.search.brute import (
@@ -94,8 +97,12 @@ def leanest(asked: Question) -> tuple[int, Layout, int] | None:
     """(bytes, layout, legal ones) of the legal layout that needs least of all; None: none is."""
     found: tuple[int, Layout] | None = None
     legal = 0
-    for layout in map(_as_trained(asked), every_layout(asked, offloads=("none", "cpu"))):
+    on_host = ("cpu",) if offloads(asked.cluster, asked.training) else ()
+    for layout in map(_as_trained(asked), every_layout(asked, offloads=("none", *on_host))):
         case = asked.case(layout)
+        tokens = local_tokens(training=asked.training, layout=layout)
+        if layout.loss_chunks > max(1, tokens // LEAST_PIECE_TOKENS):
+            continue
         if not asked.pins.allows(layout) or first_problem(case) is not None:
             continue
         legal += 1

@@ -51,7 +51,7 @@ def answer_lines(
     pairs = [
         ("degrees", degrees(layout)),
         ("policy", policy(layout)),
-        ("batch", _batch(layout)),
+        ("batch", batch_words(layout)),
         ("step", f"{format_seconds(step.expected)} (80 % band {_band(estimate)}; {evidence})"),
         (
             "tokens/s",
@@ -185,7 +185,8 @@ def _time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
     return [("to train", f"{words} (80 % band {lower} to {upper})")]
 
 
-def _batch(layout: Layout) -> str:
+def batch_words(layout: Layout) -> str:
+    """How the global batch is cut: micro-batches, forward passes, data-parallel ranks."""
     passes = f"{layout.num_microbatches} forward pass{'es' if layout.num_microbatches > 1 else ''}"
     return f"micro-batch {layout.micro_batch} x {passes} x {layout.data_parallel} data-parallel"
 
