@@ -11,7 +11,7 @@ from fsdpplan.cli.options.failures import FailureOptions, is_asked
 from fsdpplan.cli.options.files import LedgerOptions
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, case_of
 from fsdpplan.cli.views.render import facts, wrapped
-from fsdpplan.cost.band import peak_factor
+from fsdpplan.cost.band import fits_fraction, peak_factor, peak_log_error
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.files.plans import (
@@ -31,6 +31,9 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Estimate, LearnedStep, MemoryBreakdown
 from fsdpplan.spec.training import Training
 from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
+
+LEAST_CHANCE_SAID = 0.01
+"""To fit, of what is above what is planned with."""
 
 NOTHING_MORE: Mapping[str, Any] = {}
 
@@ -119,6 +122,15 @@ def fits_words(memory: MemoryBreakdown) -> str:
     if memory.fits_fraction is None:
         return ""
     return f"fits {chance_words(memory.fits_fraction)}"
+
+
+def chance_beyond(needed_bytes: int, cluster: Cluster) -> str:
+    """`, which fits 94 %`: that of a peak above what is planned with; empty where it is none to
+    speak of, or not known."""
+    if not peak_log_error(cluster.device):
+        return ""
+    chance = fits_fraction(peak_bytes=needed_bytes, device=cluster.device)
+    return f", which fits {chance_words(chance)}" if chance >= LEAST_CHANCE_SAID else ""
 
 
 def too_unsure(memory: MemoryBreakdown, training: Training, cluster: Cluster) -> str:
