@@ -184,17 +184,10 @@ def _breakdowns(inputs: Inputs, estimate: Estimate, width: int) -> str:
 
 def _time(estimate: Estimate) -> str:
     time = estimate.time
-    terms = {
-        "compute": time.compute_seconds,
-        "communication": time.exposed_communication_seconds,
-        "pipeline bubble": time.bubble_seconds,
-        "optimizer": time.optimizer_seconds,
-        "host copies": time.host_seconds,
-    }
     step = estimate.step_seconds.expected or 1.0
     rows = [
         (name, format_seconds(seconds), f"{100 * seconds / step:.0f} %")
-        for name, seconds in sorted(terms.items(), key=lambda term: -term[1])
+        for name, seconds in sorted(time.terms.items(), key=lambda term: -term[1])
         if seconds > 0
     ]
     if estimate.learned is not None:
