@@ -33,7 +33,7 @@ TESTS ?= tests/trainer tests/ground_truth tests/run/rehearse/test_rehearse.py te
 # Pythons of all releases that are installed, which exchange checkpoints.
 TORCH_PYTHONS = $(wildcard .torch/*/bin/python)
 
-.PHONY: help demo test quick test-whole test-torch lint types numbers bench link tight brute fuzz browser rehearse-many links-of-mixtures docs site fit package release-notes clean
+.PHONY: help demo test quick test-whole test-torch lint types numbers bench link tight nearest brute fuzz browser rehearse-many links-of-mixtures docs site fit package release-notes clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 8
@@ -76,6 +76,9 @@ link: $(VENV)/.dev  ## measure a link of a known bandwidth, as root, on a machin
 brute: $(VENV)/.dev  ## compare the search with brute force, and with pairs of rare settings, in 20 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.brute
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.pairs
+
+nearest: $(VENV)/.dev  ## 100 questions that nothing answers: no layout is nearer than the named one, in 20 minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.nearest
 
 tight: $(VENV)/.dev  ## 60 questions where memory is tight: no pin beats the free search, in 20 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.tight

@@ -285,7 +285,11 @@ def output_schema() -> Schema:
     difference = typed_shape(DifferenceJson, defs)["properties"]
     terms = rows(shape(Term, defs))
     estimate = {**defs["Estimate"]["properties"]}
-    asked = {"goal": shape(GoalJson, defs), "goodput": shape(GoodputJson, defs)}
+    asked = {
+        "goal": shape(GoalJson, defs),
+        "goodput": shape(GoodputJson, defs),
+        "left_out": TEXT,
+    }
     if_asked = tuple(asked)
     one = {
         **question,
@@ -334,6 +338,16 @@ def output_schema() -> Schema:
                 "fastest_rank": WHOLE,
                 "not_told_apart": rows(WHOLE),
                 "next_run": maybe(shape(NextRun, defs)),
+                "near_miss": maybe(
+                    table(
+                        {
+                            "layout": ref("Layout"),
+                            "torch_needed": ref("TorchNeeded"),
+                            "estimate": ref("Estimate"),
+                            "faster_fraction": NUMBER,
+                        }
+                    )
+                ),
                 "search": table(
                     {
                         "candidates": WHOLE,

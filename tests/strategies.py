@@ -171,6 +171,54 @@ def layouts(
 
 
 @st.composite
+def spoken_layouts(draw: DrawFn, *, gpus: int) -> Layout:
+    """Layouts of `gpus` ranks with anything that a screen may say of one, legal or not."""
+    tp = draw(st.sampled_from(divisors(gpus, 8)))
+    pp = draw(st.sampled_from(divisors(gpus // tp, 8)))
+    cp = draw(st.sampled_from(divisors(gpus // tp // pp, 4)))
+    ranks = gpus // tp // pp // cp
+    dp_shard = draw(st.sampled_from(divisors(ranks, ranks)))
+    whole = ["ddp"] if dp_shard == 1 else []
+    sharding = draw(st.sampled_from(["fsdp", "zero1", "zero2", *whole]))
+    looped = ["interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"]
+    schedules = ["gpipe", "1f1b", *looped, "zbv", "dualpipev"]
+    schedule = "none" if pp == 1 else draw(st.sampled_from(schedules))
+    stages = 2 if schedule in ("zbv", "dualpipev") else 1
+    if schedule in looped:
+        stages = draw(st.sampled_from([2, 3]))
+    mode = draw(st.sampled_from(["none", "attention", "op", "full"]))
+    names = draw(st.booleans())
+    return Layout(
+        dp_replicate=ranks // dp_shard,
+        dp_shard=dp_shard,
+        cp=cp,
+        tp=tp,
+        pp=pp,
+        ep=draw(st.sampled_from(divisors(dp_shard * cp, 8))),
+        experts_over_tp=tp > 1 and draw(st.booleans()),
+        sharding=sharding,
+        reshard_after_forward=draw(st.sampled_from(["always", "never", 2, 8])),
+        gradient_sync=draw(st.sampled_from(["every", "reduce_scatter_only", "last"])),
+        wrap_blocks=draw(st.sampled_from([1, 2, 3])),
+        ddp_bucket_bytes=draw(st.sampled_from([25, 100, 400, 2048])) * 2**20,
+        micro_batch=draw(st.integers(1, 8)),
+        num_microbatches=draw(st.integers(1, 16)),
+        schedule=schedule,
+        virtual_stages=stages,
+        stage_blocks=tuple(range(3, 3 + pp * stages)) if names else (),
+        activation_checkpointing=mode,
+        checkpoint_blocks="all" if mode == "none" else draw(st.sampled_from(["all", 1, 3])),
+        sequence_parallel=tp > 1,
+        loss_parallel=tp > 1,
+        async_tp=tp > 1 and draw(st.booleans()),
+        offload=draw(st.sampled_from(["none", "cpu"])),
+        compile=draw(st.booleans()),
+        loss_chunks=draw(st.sampled_from([1, 2, 8])),
+        cp_attention=draw(st.sampled_from(["ring", "ulysses"])),
+    )
+
+
+@st.composite
 def trainings(draw: DrawFn, *, global_batch: int | None = None) -> Training:
     """Trainings of `global_batch` sequences (any small number by default)."""
     return Training(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,13 @@ def _with_parts(fields: dict[str, Any]) -> dict[str, Any]:
         key: _PARTS[key](**_with_parts(value)) if isinstance(value, dict) else value
         for key, value in fields.items()
     }
+
+
+@cache
+def catalogue_models(*, with_experts: bool) -> tuple[Model, ...]:
+    """All models of the catalogue that have experts, or all that have none."""
+    models = (load_model(name) for name in model_names())
+    return tuple(one for one in models if (one.experts is not None) == with_experts)
 
 
 def model_source(name: str) -> str:

@@ -38,9 +38,10 @@ _KINDS = (
     ("bubble", 8),
     ("communication", 1),
     ("optimizer and the rest", 3),
+    ("host copies", 6),
 )
 """What a span is, and its colour."""
-_FORWARD, _RECOMPUTE, _BACKWARD, _WAITS, _BUBBLE, _COMMUNICATION, _REST = range(len(_KINDS))
+_FORWARD, _RECOMPUTE, _BACKWARD, _WAITS, _BUBBLE, _COMMUNICATION, _REST, _HOST = range(len(_KINDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,6 +322,8 @@ def _kind(event: Event) -> int:
         return _WAITS
     if event.term == "bubble":
         return _BUBBLE
+    if event.term == "host":
+        return _HOST
     if event.term != "compute":
         return _REST
     if "recompute" in (event.kind, event.direction):

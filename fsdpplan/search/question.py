@@ -110,6 +110,8 @@ class Question:
     """What measured runs say; None: nothing."""
     least_factor: float = 1.0
     """Least step time over the cost model's that `learner` is taken to say of any layout."""
+    most_bytes: int | None = None
+    """The highest peak that is planned with; None: by head-room and chance to fit."""
 
     def case(self, layout: Layout) -> Case:
         """With one answer to it."""
@@ -122,7 +124,9 @@ class Question:
 
     @property
     def available_bytes(self) -> int:
-        """The highest peak that is planned with, by head-room and chance to fit."""
+        """The highest peak that is planned with."""
+        if self.most_bytes is not None:
+            return self.most_bytes
         return available_bytes(cluster=self.cluster, training=self.training)
 
     @property
@@ -154,6 +158,16 @@ class NearestMiss:
     """Device memory it needs, head-room not included."""
     available_bytes: int
     """The highest peak that is planned with, by head-room and chance to fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearMiss:
+    """A layout that is faster than all that are sure enough to fit, and less sure by little."""
+
+    layout: Layout
+    estimate: Estimate
+    faster_fraction: float
+    """Tokens a second more than the fastest that is sure enough, as a share of its."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,13 +19,14 @@ from fsdpplan.cost.memory.peak import available_bytes, rank_memory
 from fsdpplan.cost.step import estimate
 from fsdpplan.search.advice.reasons import Reasons
 from fsdpplan.search.bounds.fitting import Tally
-from fsdpplan.search.bounds.pricing import is_data_parallel, priced, usual
+from fsdpplan.search.bounds.pricing import faster, is_data_parallel, priced, usual
 from fsdpplan.search.order import Difference, Entry, in_order, listed, seconds
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import (
     Learner,
     Listed,
     NearestMiss,
+    NearMiss,
     NextRun,
     Question,
     SearchResult,
@@ -44,6 +45,12 @@ MOST_ROUNDS = 4
 """Of a search with a learner; the first nearly always is the last."""
 SLACK = 0.99
 """Of the least factor: with it the first round is nearly always enough."""
+
+NEAR_MISS_ODDS = 2.0
+"""Times the chance not to fit that is allowed, up to which a layout is a near miss: one that fits
+with 90 % where 95 % are asked for."""
+NEAR_MISS_GAIN = 0.05
+"""Of the tokens a second, for which a layout that is less sure to fit is worth a word."""
 
 
 @contextmanager
@@ -90,7 +97,7 @@ def recommend(
         priced=tally.priced,
         pruned=tally.pruned,
         rejected=tuple(tally.rejected.most_common()),
-        nearest_miss=None if found.ranked else _miss(asked, tally),
+        nearest_miss=None if found.ranked else _miss(space),
         example=_example(tally),
         explored=tuple(explored),
     )
@@ -165,15 +172,39 @@ def _example(tally: Tally) -> str | None:
     return next((sentence for sentence in sentences if sentence), None)
 
 
-def _miss(asked: Question, tally: Tally) -> NearestMiss | None:
-    layout = tally.closest(asked)
+@_no_circles_sought()
+def near_miss(asked: Question, found: SearchResult) -> NearMiss | None:
+    """The fastest layout that misses the chance to fit that is asked for by little, where it is
+    faster by more than `NEAR_MISS_GAIN` than all that was found; None where there is none.
+
+    By little: not to fit is at most `NEAR_MISS_ODDS` times as likely as it may be.
+    """
+    if found.fastest_seconds is None:
+        return None
+    lower = 1 - NEAR_MISS_ODDS * (1 - asked.training.fits_fraction)
+    looser = replace(asked.training, fits_fraction=max(lower, 0.0))
+    most_bytes = available_bytes(cluster=asked.cluster, training=looser)
+    if most_bytes <= asked.available_bytes:
+        return None
+    if asked.learner is not None:
+        least = SLACK * min(_factor(told) for _, told in found.explored)
+        asked = replace(asked, least_factor=least)
+    most_seconds = found.fastest_seconds / (1 + NEAR_MISS_GAIN)
+    entry = faster(Space(replace(asked, most_bytes=most_bytes)), most_seconds)
+    if entry is None:
+        return None
+    gain = found.fastest_seconds / seconds(entry) - 1
+    return NearMiss(layout=entry[0], estimate=entry[1], faster_fraction=gain)
+
+
+def _miss(space: Space) -> NearestMiss | None:
+    asked, layout = space.asked, space.closest
     if layout is None:
         return None
-    cluster, training = asked.cluster, asked.training
     return NearestMiss(
         layout=layout,
         needed_bytes=rank_memory(asked.case(layout)).peak_device_bytes,
-        available_bytes=available_bytes(cluster=cluster, training=training),
+        available_bytes=asked.available_bytes,
     )
 
 

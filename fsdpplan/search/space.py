@@ -36,6 +36,8 @@ class Space:
     floors: Floors | PhasedFloors = field(init=False)
     priced: list[Entry] = field(default_factory=list)
     """All that was estimated."""
+    closest: Layout | None = None
+    """What comes nearest to fitting where nothing does; None where none is legal."""
     problems: dict[tuple[object, ...], Problem | None] = field(default_factory=dict)
     """What degrees break."""
     numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -89,19 +91,19 @@ class Space:
         reshards = d if d.sharding == "fsdp" and d.pp == 1 else None  # to which levels
         return (d.pp, d.data_parallel, d.dp_replicate > 1, d.sharding, reshards)
 
-    def rule_out(self, layout: Layout, number: int) -> None:
-        """None of `number` layouts fits; `layout` is one of those that need least."""
+    def rule_out(self, d: Degrees, layout: Layout, number: int) -> None:
+        """None of `number` layouts with these degrees fits; `layout` is one of those that need
+        least."""
         broken = self._problem(layout)
         if broken is None:
             self.tally.reject(TOO_LARGE, number)
-            if not self.tally.feasible:
-                self.tally.missed(layout, at_least_bytes=self.room.least_bytes(layout))
+            self.tally.missed(d)
         else:
             self.tally.break_rule(broken, number)
 
     def rule_out_spread(self, d: Degrees) -> None:
         """Nothing with these degrees fits."""
-        self.rule_out(self.floors.leanest(d), self.number(d))
+        self.rule_out(d, self.floors.leanest(d), self.number(d))
 
     def rule_out_sizes(self, d: Degrees, sizes: Sequence[int]) -> None:
         """Nothing with these degrees fits with one of these micro-batches: said of each as long as
@@ -109,7 +111,7 @@ class Space:
         each = [[size] for size in sizes]
         for some in (sizes[:-1], sizes[-1:]) if self.tally.feasible else each:
             if some:
-                self.rule_out(self.floors.plain(d, some[0]), self.number_with(d, some))
+                self.rule_out(d, self.floors.plain(d, some[0]), self.number_with(d, some))
 
     def fitting(self, d: Degrees) -> Fitting:
         """The layouts with these degrees."""

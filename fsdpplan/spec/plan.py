@@ -80,6 +80,16 @@ class Interval:
         )
 
 
+TIME_WORDS = {
+    "compute_seconds": "compute",
+    "exposed_communication_seconds": "communication",
+    "bubble_seconds": "pipeline bubble",
+    "optimizer_seconds": "optimizer",
+    "host_seconds": "host copies",
+}
+"""The parts of a step, and how people read them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBreakdown:
     """Seconds of one optimizer step on the slowest rank; the parts add up to the step."""
@@ -111,6 +121,11 @@ class TimeBreakdown:
     """Part of exposed communication: on the innermost level of the network."""
     exposed_across_seconds: float = 0.0
     """Part of exposed communication: on outer levels."""
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """The parts of the step in seconds, by the names that people read."""
+        return {words: getattr(self, field) for field, words in TIME_WORDS.items()}
 
     @property
     def total_seconds(self) -> float:
@@ -297,7 +312,7 @@ class Estimate:
     hfu_fraction: float
     """Executed FLOPs, recomputation included, over the same peak."""
     bottleneck: str
-    """The largest part of the step that is not useful compute, or `compute`."""
+    """The largest part of the step; of communication the collective that is waited for most."""
     runnable: bool
     """Today's trainer can run this layout."""
     time: TimeBreakdown

@@ -62,8 +62,9 @@ def fastest(asked: Question, *, any_split: bool = False) -> Best:
     return Best(seconds=best[0], layout=best[1], legal=legal)
 
 
-def every_layout(asked: Question) -> Iterator[Layout]:
-    """The product of all settings, legal or not, as far as a `Layout` can be made of them."""
+def every_layout(asked: Question, *, offloads: tuple[str, ...] = ("none",)) -> Iterator[Layout]:
+    """The product of all settings, legal or not, as far as a `Layout` can be made of them;
+    `offloads`: where FSDP's state may be."""
     runs_zero = asked.training.runtime != "fsdp2"
     shardings = ("ddp", "zero1", "zero2", "fsdp") if runs_zero else ("ddp", "fsdp")
     for degrees, sharding in product(_degrees(asked), shardings):
@@ -80,9 +81,10 @@ def every_layout(asked: Question) -> Iterator[Layout]:
                 "sequence_parallel": degrees["tp"] > 1,
                 "loss_parallel": degrees["tp"] > 1,
             }
-            for policies in _policies(asked, base):
+            held = offloads if sharding == "fsdp" else ("none",)
+            for policies, offload in product(_policies(asked, base), held):
                 try:
-                    yield Layout(**{**base, **policies})  # type: ignore[arg-type]
+                    yield Layout(**{**base, **policies, "offload": offload})  # type: ignore[arg-type]
                 except SpecError:
                     continue
 

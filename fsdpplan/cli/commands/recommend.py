@@ -38,7 +38,7 @@ from fsdpplan.cli.options.scaling import (
 )
 from fsdpplan.cli.resolve.fewest import on_the_fewest
 from fsdpplan.cli.resolve.found import Found, advised, best_of, plan_of, searched
-from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, resolve
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of, resolve
 from fsdpplan.cli.resolve.training import with_data
 from fsdpplan.cli.views.answer import goodput_said, recommend_json
 from fsdpplan.cli.views.render import blocks, columns, note
@@ -49,6 +49,7 @@ from fsdpplan.cost.step import unbuilt_words
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.search.question import SearchResult
+from fsdpplan.search.recommend import near_miss
 from fsdpplan.spec.plan import Failures
 from fsdpplan.spec.training import program_named, program_needs
 
@@ -118,16 +119,21 @@ def recommend(
     if objective.objective == "goodput":
         failures = replace(failures, goodput=True)
     inputs = advised(inputs, found)
+    near = near_miss(question_of(inputs), found.result)
     if idle is not None:
         inputs = _of_slurm(inputs, found, idle)
     outlook = goodput_said(_chosen(inputs, found.result), failures, evidence, width=columns())
     said = saved(inputs, found.result, place) if place is not None else NOT_SAVED
     if json:
         document = {**shown.get("document", {}), **outlook.document}
-        typer.echo(recommend_json(inputs, found.result, seconds=found.seconds, more=document))
+        typer.echo(
+            recommend_json(inputs, found.result, seconds=found.seconds, near=near, more=document)
+        )
     else:
         lines, others = shown.get("lines", ()), shown.get("others", "")
-        screen = recommend_screen(inputs, found.result, width=columns(), more=lines, others=others)
+        screen = recommend_screen(
+            inputs, found.result, width=columns(), near=near, more=lines, others=others
+        )
         charts = _charts(inputs, found, shown.get("answer")) if plot else ""
         typer.echo(blocks(screen, outlook.screen, charts))
     note(said)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 SHARDING = {
     "zero3": "fsdp",
+    "zero_3": "fsdp",
+    "zero_2": "zero2",
+    "zero_1": "zero1",
     "stage3": "fsdp",
     "fsdp2": "fsdp",
     "full_shard": "fsdp",

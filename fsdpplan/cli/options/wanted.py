@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -11,8 +12,9 @@ from fsdpplan.cli.options import synonyms
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.parse import shown
+from fsdpplan.cli.options.phrases import phrases_of, settled
 from fsdpplan.errors import SpecError, did_you_mean
-from fsdpplan.search.advice.why import Wanted
+from fsdpplan.search.advice.why import NUMBERS, Wanted
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.layout import MESH_AXES, CpAttention, Schedule, Sharding
 
@@ -76,30 +78,41 @@ _MOST_WORDS = 3
 
 def wanted(text: str, *, name: str) -> Wanted:
     """What `text` asks of a layout. Raises SpecError for words that are none of it."""
-    words = [word.removeprefix("--") for word in re.split(r"[\s,;=+]+", text.strip())]
+    said: dict[str, Any] = {}
+
+    def add(field: str, value: Any) -> None:
+        if said.get(field, value) != value and None not in (said[field], value):
+            raise SpecError(
+                f"{name}: {shown(text)} asks for two values of {field}: give one of them"
+            )
+        said[field] = said.get(field) if value is None else value
+
+    phrases, rest = phrases_of(text.strip())
+    for field, value in phrases:
+        add(field, value)
+    words = [word.removeprefix("--") for word in re.split(r"[\s,;:=+]+", rest)]
     words = [piece for word in words for piece in _unglued(word)]
     words = [word for word in words if word and word.lower() not in _NOISE]
-    pins: dict[str, Any] = {}
-    split: list[str] = []
     while words:
-        field, value, taken = _next(words, name)
-        del words[:taken]
+        field, value, number = _next(words, name)
+        del words[:number]
         for one, meant in _meant(field, value):
-            if pins.get(one, meant) != meant:
-                raise SpecError(
-                    f"{name}: {shown(text)} asks for two values of {one}: give one of them"
-                )
-            if meant is None:
-                split.append(one)
-            else:
-                pins[one] = meant
-    if not pins and not split:
+            add(one, meant)
+    if not said:
         raise SpecError(f"{name}: {shown(text)} names no part of a layout; type such as {EXAMPLES}")
+    spread = dict(said)
+    for field, value in settled(spread, name=name):
+        add(field, value)
     return Wanted(
         words=" ".join(text.split()),
-        pins=Pins(**pins),
-        split=tuple(a for a in split if a not in pins),
+        pins=Pins(**{field: value for field, value in said.items() if _is_pin(field, value)}),
+        split=tuple(field for field, value in said.items() if value is None),
+        numbers=tuple((field, said[field]) for field in NUMBERS if field in said),
     )
+
+
+def _is_pin(field: str, value: Any) -> bool:
+    return value is not None and field in {one.name for one in fields(Pins)}
 
 
 def layout_words() -> list[str]:

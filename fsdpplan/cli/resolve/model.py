@@ -8,13 +8,21 @@ from pathlib import Path
 from fsdpplan.cli.options.question import ModelOptions
 from fsdpplan.cli.resolve import Resolved, flag
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
-from fsdpplan.cost.model.shape import infer_mixture, infer_model, model_from_shape
+from fsdpplan.cost.model.shape import (
+    infer_mixture,
+    infer_model,
+    model_from_shape,
+    nearest_model,
+)
 from fsdpplan.errors import SpecError
-from fsdpplan.files.catalogue import load_model, model_source
+from fsdpplan.files.catalogue import catalogue_models, load_model, model_source
 from fsdpplan.files.table import short
 from fsdpplan.spec.model import Experts, Model
 from fsdpplan.spec.training import Dropout
 from fsdpplan.units import format_count
+
+OFFERED_FRACTION = 0.1
+"""Of the parameters, up to which a model of the catalogue may be what was meant."""
 
 SHAPE_FLAGS = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")
 
@@ -68,9 +76,12 @@ def _active_alone(given: list[str]) -> str:
 
 
 def _from_both_counts(parameters: int, active_parameters: int) -> Resolved[Model]:
-    model = infer_mixture(parameters, active_parameters)
+    published = catalogue_models(with_experts=True)
+    model = infer_mixture(parameters, active_parameters, published=published)
     real, active = parameter_count(model), active_parameter_count(model)
-    inferred = "inferred from --params and --active-params"
+    near = nearest_model(published, parameters, active_parameters)
+    inferred = f"inferred from --params and --active-params, in the proportions of {near.name}"
+    counts = f"{format_count(parameter_count(near))}, {format_count(active_parameter_count(near))}"
     return Resolved(
         value=model,
         sources=tuple((f"model.{name}", inferred) for name in (*SHAPE_FLAGS, "experts")),
@@ -79,6 +90,8 @@ def _from_both_counts(parameters: int, active_parameters: int) -> Resolved[Model
             f"{format_count(active_parameters)} active: {_shape(model)}; "
             f"that has {real:,} ({(real / parameters - 1) * 100:+.2f} %), {active:,} active "
             f"({(active / active_parameters - 1) * 100:+.2f} %)",
+            f"its proportions are those of {near.name}, the nearest of the catalogue ({counts} "
+            f"active): --model {near.name} takes that one",
         ),
     )
 
@@ -97,7 +110,20 @@ def _from_parameters(parameters: int) -> Resolved[Model]:
         assumptions=(
             f"the shape is inferred from {format_count(parameters)} parameters: {_shape(model)}; "
             f"that has {real:,} ({(real / parameters - 1) * 100:+.2f} %)",
+            *_offered(parameters),
         ),
+    )
+
+
+def _offered(parameters: int) -> tuple[str, ...]:
+    """The model of the catalogue that is about as large, by name."""
+    near = nearest_model(catalogue_models(with_experts=False), parameters, parameters)
+    real = parameter_count(near)
+    if abs(real / parameters - 1) > OFFERED_FRACTION:
+        return ()
+    return (
+        f"the nearest of the catalogue is {near.name} ({format_count(real)}): --model {near.name} "
+        "takes its shape",
     )
 
 

@@ -11,7 +11,7 @@ from fsdpplan.cli.options.failures import FailureOptions, is_asked
 from fsdpplan.cli.options.files import LedgerOptions
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, case_of
 from fsdpplan.cli.views.render import facts, wrapped
-from fsdpplan.cost.band import peak_factor
+from fsdpplan.cost.band import fits_fraction, peak_factor, peak_log_error
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.files.plans import (
@@ -25,12 +25,25 @@ from fsdpplan.files.plans import (
     training_document,
 )
 from fsdpplan.search.advice.words import EVIDENCE, chance_words, degrees, describe, policy
-from fsdpplan.search.question import SearchResult
+from fsdpplan.search.question import NearMiss, SearchResult
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Estimate, LearnedStep, MemoryBreakdown
 from fsdpplan.spec.training import Training
 from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
+
+LEFT_OUT = (
+    "restarts and lost steps, evaluation, waits for data, runs that are thrown away: published "
+    "trainings took 1.5 to 2.5 times the GPU hours of their steps alone"
+)
+"""What days, GPU hours and money of steps do not hold.
+
+Source of the factor: the model cards of Llama 3.1 (1.46 M H100 hours for the 8B, 7.0 M for the 70B,
+each of 15 T tokens) over the hours of as many tokens by the steps that are predicted for them.
+"""
+
+LEAST_CHANCE_SAID = 0.01
+"""To fit, of what is above what is planned with."""
 
 NOTHING_MORE: Mapping[str, Any] = {}
 
@@ -51,27 +64,37 @@ def answer_lines(
     pairs = [
         ("degrees", degrees(layout)),
         ("policy", policy(layout)),
-        ("batch", _batch(layout)),
+        ("batch", batch_words(layout)),
         ("step", f"{format_seconds(step.expected)} (80 % band {_band(estimate)}; {evidence})"),
         (
             "tokens/s",
             f"{estimate.tokens_per_second:,.0f} "
             f"({estimate.tokens_per_second_per_gpu:,.0f} per {inputs.cluster.device.unit})",
         ),
-        (
-            "MFU",
-            f"{format_percent(estimate.mfu_fraction)} "
-            f"(HFU {format_percent(estimate.hfu_fraction)})",
-        ),
+        ("MFU", _mfu(inputs, estimate)),
         *_phases(estimate),
-        *_time_to_train(inputs, estimate),
-        *more,
+        *(whole := [*_time_to_train(inputs, estimate), *more]),
+        *([("left out", LEFT_OUT)] if whole else []),
         ("memory", _memory_needed(inputs, estimate.memory)),
         *_other_peaks(estimate.memory),
         ("bottleneck", estimate.bottleneck),
     ]
     heading = wrapped(describe(layout, inputs.cluster), width=width)
     return f"{heading}\n\n{facts(pairs, width=width)}"
+
+
+def _mfu(inputs: Inputs, estimate: Estimate) -> str:
+    """Useful and executed work over the peak, named; of fp8, whose peak is twice as high, also over
+    that of bf16, with which other runs are compared."""
+    training, device = inputs.training, inputs.cluster.device
+    words = (
+        f"{format_percent(estimate.mfu_fraction)} of {training.peak_words} "
+        f"(HFU {format_percent(estimate.hfu_fraction)})"
+    )
+    if training.precision != "fp8" or len(training.phases) > 1:
+        return words
+    fp8, bf16 = (device.peak_flops_per_second(name) for name in ("fp8", "bf16"))
+    return f"{words}, {format_percent(estimate.mfu_fraction * fp8 / bf16)} of the bf16 peak"
 
 
 def _learned(learned: LearnedStep) -> str:
@@ -121,6 +144,15 @@ def fits_words(memory: MemoryBreakdown) -> str:
     return f"fits {chance_words(memory.fits_fraction)}"
 
 
+def chance_beyond(needed_bytes: int, cluster: Cluster) -> str:
+    """`, which fits 94 %`: that of a peak above what is planned with; empty where it is none to
+    speak of, or not known."""
+    if not peak_log_error(cluster.device):
+        return ""
+    chance = fits_fraction(peak_bytes=needed_bytes, device=cluster.device)
+    return f", which fits {chance_words(chance)}" if chance >= LEAST_CHANCE_SAID else ""
+
+
 def too_unsure(memory: MemoryBreakdown, training: Training, cluster: Cluster) -> str:
     """What chance is missing of a layout that leaves the head-room free; empty: none is."""
     free = cluster.device.memory_bytes * (1 - training.headroom_fraction)
@@ -166,7 +198,7 @@ def _phases(estimate: Estimate) -> list[tuple[str, str]]:
     at = format_percent(second.from_fraction)
     words = [
         f"{format_seconds(one.step_seconds.expected)} in {one.precision}{where}, "
-        f"{format_percent(one.mfu_fraction)} MFU, {format_gib(one.peak_device_bytes)}"
+        f"{format_percent(one.mfu_fraction)} of its peak, {format_gib(one.peak_device_bytes)}"
         for one, where in ((first, f" up to {at} of the steps"), (second, " behind it"))
     ]
     return [("step of each", "; ".join(words))]
@@ -185,7 +217,8 @@ def _time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
     return [("to train", f"{words} (80 % band {lower} to {upper})")]
 
 
-def _batch(layout: Layout) -> str:
+def batch_words(layout: Layout) -> str:
+    """How the global batch is cut: micro-batches, forward passes, data-parallel ranks."""
     passes = f"{layout.num_microbatches} forward pass{'es' if layout.num_microbatches > 1 else ''}"
     return f"micro-batch {layout.micro_batch} x {passes} x {layout.data_parallel} data-parallel"
 
@@ -200,9 +233,11 @@ def recommend_json(
     result: SearchResult,
     *,
     seconds: float,
+    near: NearMiss | None = None,
     more: Mapping[str, Any] = NOTHING_MORE,
 ) -> str:
-    """What `recommend --json` prints; `more` is beside it: time and money, failures."""
+    """What `recommend --json` prints, with the layout that hardly misses the chance to fit; `more`
+    is beside it: time and money, failures."""
     next_run = result.listed.next_run
     return _dumps(
         {
@@ -222,6 +257,7 @@ def recommend_json(
             "fastest_rank": result.listed.fastest_rank,
             "not_told_apart": list(result.listed.tied),
             "next_run": None if next_run is None else asdict(next_run),
+            "near_miss": None if near is None else _near_miss_document(inputs, near),
             "search": {
                 "candidates": result.candidates,
                 "feasible": result.feasible,
@@ -234,6 +270,15 @@ def recommend_json(
             **more,
         }
     )
+
+
+def _near_miss_document(inputs: Inputs, near: NearMiss) -> dict[str, Any]:
+    return {
+        "layout": layout_document(_named(inputs, near.layout)),
+        "torch_needed": needed_document(case_of(inputs, near.layout)),
+        "estimate": estimate_document(near.estimate),
+        "faster_fraction": near.faster_fraction,
+    }
 
 
 def estimate_json(one: OneLayout, *, more: Mapping[str, Any] = NOTHING_MORE) -> str:
@@ -304,6 +349,7 @@ def _said(inputs: Inputs) -> dict[str, Any]:
         "assumptions": list(inputs.assumptions),
         "warnings": list(inputs.warnings),
         "rules": rules_document(inputs.rules),
+        **({} if inputs.training.tokens is None else {"left_out": LEFT_OUT}),
     }
 
 

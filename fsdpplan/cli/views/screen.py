@@ -10,8 +10,9 @@ from fsdpplan.cli.views.answer import answer_lines, fits_words, rejections
 from fsdpplan.cli.views.render import aligned, beside, blocks, listed, table, wrapped
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
 from fsdpplan.search.advice.field_rules import shown
-from fsdpplan.search.advice.words import degrees, differences
-from fsdpplan.search.question import LEAST_HEADROOM_FRACTION, SearchResult
+from fsdpplan.search.advice.words import chance_words, degrees, differences
+from fsdpplan.search.question import LEAST_HEADROOM_FRACTION, NearMiss, SearchResult
+from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import (
     DEFAULT_SOURCE,
     TORCH_SOURCE,
@@ -32,6 +33,8 @@ RULES_OF_A_PLAN = "fsdpplan explain --rules has all, with their sources"
 
 RUNNERS_UP = "Runners-up, and why they are not first"
 
+NEAR_MISS = "Faster, but less sure to fit than was asked for"
+
 MOST_RUNNERS_UP = 4
 """Besides these the fastest is shown, wherever it stands, and what is most worth running."""
 
@@ -41,11 +44,12 @@ def recommend_screen(
     result: SearchResult,
     *,
     width: int,
+    near: NearMiss | None = None,
     more: Sequence[tuple[str, str]] = (),
     others: str = "",
 ) -> str:
-    """What `recommend` prints when something fits; `more` is said of the whole training, and
-    `others` of the answers that were
+    """What `recommend` prints when something fits; `near` is the layout that hardly misses the
+    chance to fit, `more` is said of the whole training, and `others` of the answers that were
     looked at beside it."""
     chosen = result.ranked[0]
     return blocks(
@@ -57,6 +61,7 @@ def recommend_screen(
         _breakdowns(inputs, chosen.estimate, width),
         rules_lines(inputs, width, rest=RULES_OF_A_PLAN),
         ranked_lines(RUNNERS_UP, result, width),
+        "" if near is None else near_miss_lines(near, inputs.training, chosen, width),
         _searched(result, width),
         _assumed(inputs, width),
     )
@@ -179,17 +184,10 @@ def _breakdowns(inputs: Inputs, estimate: Estimate, width: int) -> str:
 
 def _time(estimate: Estimate) -> str:
     time = estimate.time
-    terms = {
-        "compute": time.compute_seconds,
-        "communication": time.exposed_communication_seconds,
-        "pipeline bubble": time.bubble_seconds,
-        "optimizer": time.optimizer_seconds,
-        "host copies": time.host_seconds,
-    }
     step = estimate.step_seconds.expected or 1.0
     rows = [
         (name, format_seconds(seconds), f"{100 * seconds / step:.0f} %")
-        for name, seconds in sorted(terms.items(), key=lambda term: -term[1])
+        for name, seconds in sorted(time.terms.items(), key=lambda term: -term[1])
         if seconds > 0
     ]
     if estimate.learned is not None:
@@ -255,7 +253,8 @@ def why(result: SearchResult) -> str:
     return (
         f"{shown} Ranks {ranks} are not told apart from the fastest by step time: first comes "
         "what has the fewest kinds of parallelism, then the fewest unusual settings, then "
-        f"{LEAST_HEADROOM_FRACTION:.0%} of the memory free, then the shortest step."
+        f"{LEAST_HEADROOM_FRACTION:.0%} of the memory free, then gathers inside a domain of the "
+        "network, then the shortest step."
     )
 
 
@@ -290,17 +289,44 @@ def ranked_lines(heading: str, result: SearchResult, width: int) -> str:
     return "\n".join([wrapped(heading, width=width), *items]) if items else ""
 
 
-def _other(ranked: RankedLayout, chosen: RankedLayout, width: int) -> str:
-    step = ranked.estimate.step_seconds.expected
-    peak = ranked.estimate.memory
+def near_miss_lines(near: NearMiss, training: Training, chosen: RankedLayout, width: int) -> str:
+    """The faster layout that hardly misses the chance to fit, and what to type for it."""
+    chance = near.estimate.memory.fits_fraction
+    assert chance is not None  # what is planned with depends on a chance
+    asked = chance_words(training.fits_fraction)
+    flag = f"--fits {chance_words(chance).replace(' ', '')}"
+    words = (
+        f"{format_percent(near.faster_fraction)} more tokens/s than the fastest that is sure "
+        f"enough; {asked} are asked for, and {flag} plans it"
+    )
+    return "\n".join(
+        (
+            wrapped(NEAR_MISS, width=width),
+            wrapped(
+                _step_and_spread(near.layout, near.estimate, chosen.layout),
+                width=width,
+                first="      ",
+            ),
+            wrapped(words, width=width, first="      "),
+        )
+    )
+
+
+def _step_and_spread(layout: Layout, estimate: Estimate, chosen: Layout) -> str:
+    """Time and memory of a layout, and what sets it apart from the first."""
+    peak = estimate.memory
     memory = format_gib(round(peak.peak_device_bytes * peak.expected_over_predicted))
     if chance := fits_words(peak):
         memory += f", {chance}"
-    words = "; ".join((degrees(ranked.layout), *differences(ranked.layout, chosen.layout)))
+    words = "; ".join((degrees(layout), *differences(layout, chosen)))
+    return f"{format_seconds(estimate.step_seconds.expected)}, {memory}: {words}"
+
+
+def _other(ranked: RankedLayout, chosen: RankedLayout, width: int) -> str:
     return "\n".join(
         (
             wrapped(
-                f"{format_seconds(step)}, {memory}: {words}",
+                _step_and_spread(ranked.layout, ranked.estimate, chosen.layout),
                 width=width,
                 first=f"  {ranked.rank:>2}  ",
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of
-from fsdpplan.cli.views.answer import fits_words, rejections, too_unsure
+from fsdpplan.cli.views.answer import chance_beyond, fits_words, rejections, too_unsure
 from fsdpplan.cost.band import peak_factor
 from fsdpplan.errors import NoFeasibleLayout
 from fsdpplan.search.advice.remedies import Asked, remedy
@@ -76,6 +76,7 @@ def short_miss(inputs: Inputs, miss: NearestMiss) -> str:
         f"the nearest ({describe(miss.layout, inputs.cluster)}) needs "
         f"{format_gib(needed)} of {format_gib(available)} per GPU, "
         f"{format_gib(needed - available)} too much"
+        f"{chance_beyond(miss.needed_bytes, inputs.cluster)}"
     )
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any, Literal, TypedDict
 
 from fsdpplan.cli.resolve.inputs import Inputs
+from fsdpplan.cli.views.answer import chance_beyond
 from fsdpplan.cli.views.difference import (
     DifferenceJson,
     PricedJson,
@@ -40,6 +41,7 @@ DECIDES = {
     "form": "a simpler form of the state",
     "settings": "fewer unusual settings",
     "is_tight": "more of the memory free",
+    "is_wide": "gathers inside a domain of the network",
     "seconds": "the shorter step",
     "peak_bytes": "the lower peak",
     "text": "what sorts first",
@@ -97,10 +99,11 @@ def verdict_words(answer: Why) -> str:
             assert having.available_bytes is not None
             assert having.nearest is not None
             short = format_gib(having.needed_bytes - having.available_bytes)
+            chance = chance_beyond(having.needed_bytes, answer.first.case.cluster)
             return (
                 f"With {words} nothing fits: the nearest ({degrees(having.nearest)}) needs "
                 f"{format_gib(having.needed_bytes)} of the {format_gib(having.available_bytes)} "
-                f"of a GPU that are planned with, {short} too much."
+                f"of a GPU that are planned with, {short} too much{chance}."
             )
     assert having.best is not None
     told = told_terms(answer.first, having.best)

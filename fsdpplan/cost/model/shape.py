@@ -5,19 +5,20 @@ hidden / layers near 110 (less in small models), feed-forward / hidden near 3.5,
 
 Mixture shapes: a decoder with experts of about given total and active parameters.
 
-The inferred shape is the one closest to the usual proportions of Mixtral (8 experts as wide as a
-dense network), Qwen 3 and DeepSeek (64 to 384 narrow experts). With D the parameters that each
-token meets whatever its experts, and R those of all E routed experts of which k are active,
+The inferred shape is the one closest to the proportions of the published mixture whose counts are
+nearest. With D the parameters that each token meets whatever its experts, and R those of all E
+routed experts of which k are active,
 
     total = D + R,  active = D + R * k / E,  so  R = (total - active) / (1 - k / E)
 
-E and k are chosen by total / active; depth and width by D, the experts' width by R.
+E and k are those of the published one where they can be; it is taken to be wider and deeper by the
+cube root of what is more active, depth and width follow D from there, and the experts' width R.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
@@ -188,25 +189,30 @@ PUBLISHED_EXPERTS = ((8, 2), (64, 8), (64, 6), (128, 8), (160, 8), (256, 8), (38
 """(experts, active) of Mixtral, Qwen 2, DeepSeek-V2-Lite, Qwen 3 (twice), DeepSeek-V3, Kimi K2."""
 OTHER_EXPERTS = ((4, 2), (8, 4), (16, 4), (32, 4), (512, 8))
 """Those between and beyond, for counts that the published pairs cannot meet."""
-FEW_EXPERTS = 16
-"""Up to so many, experts are as wide as a dense network, and the vocabulary is Mixtral's."""
-FEW_EXPERTS_VOCAB = 32000
-
-USUAL_MOST_LAYERS = 96
 WIDE = 6144
 """From here on hidden steps are twice as large and depths even: the search stays short."""
-USUAL_ASPECTS = {1: 100.0, 2: 45.0}
-"""hidden / layers by width of all heads over hidden: 117 in DeepSeek-V3, 128 and 110 in Mixtral; 44
-in Qwen 3, whose heads are twice as wide together as the model."""
 
 
-def infer_mixture(parameters: int, active_parameters: int) -> Model:
-    """The mixture of experts of the most usual shape with these counts, each within 1 % (2 % where
-    no usual shape comes closer)."""
+def nearest_model(models: Iterable[Model], parameters: int, active_parameters: int) -> Model:
+    """The one whose counts are nearest, each by the logarithm of its ratio; the first of equals."""
+
+    def distance(model: Model) -> float:
+        total = math.log(parameter_count(model) / parameters)
+        return total**2 + math.log(active_parameter_count(model) / active_parameters) ** 2
+
+    return min(models, key=distance)
+
+
+def infer_mixture(parameters: int, active_parameters: int, *, published: Iterable[Model]) -> Model:
+    """The mixture of experts with these counts, each within 1 % (2 % where no shape comes closer),
+    in the proportions of the nearest one that is published."""
     _require_possible(parameters, active_parameters)
+    like = nearest_model(published, parameters, active_parameters)
     size = size_class(active_parameters)
+    size = replace(size, vocab=min(size.vocab, like.vocab))
+    usual = _proportions(like, active_parameters)
     for tolerance in TOLERANCES:
-        shapes = _mixture_shapes(parameters, active_parameters, size, tolerance)
+        shapes = _mixture_shapes(parameters, active_parameters, size, usual, tolerance)
         best = min(shapes, default=None, key=lambda shape: shape.oddness)
         if best is not None:
             model = _model(best, size, f"moe-{written(parameters)}-a{written(active_parameters)}")
@@ -280,22 +286,51 @@ def _model(shape: _Shape, size: SizeClass, name: str) -> Model:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proportions:
+    """What a published mixture would have if it were as large as is asked for."""
+
+    layers: float
+    hidden: float
+    query_fraction: float
+    """Width of all heads over hidden."""
+    ffn_fraction: float
+    """Width of what one token meets of a feed-forward over hidden."""
+    experts: int
+    active: int
+    has_shared: bool
+
+
+def _proportions(like: Model, active_parameters: int) -> _Proportions:
+    assert like.experts is not None, like.name
+    scale = (active_parameters / active_parameter_count(like)) ** (1 / 3)
+    met = like.experts.active * like.experts.hidden + like.experts.shared_hidden
+    return _Proportions(
+        layers=scale * like.layers,
+        hidden=scale * like.hidden,
+        query_fraction=like.heads * like.head_dim / like.hidden,
+        ffn_fraction=met / like.hidden,
+        experts=like.experts.experts,
+        active=like.experts.active,
+        has_shared=like.experts.shared_hidden > 0,
+    )
+
+
 def _mixture_shapes(
-    parameters: int, active: int, size: SizeClass, tolerance: float
+    parameters: int, active: int, size: SizeClass, usual: _Proportions, tolerance: float
 ) -> Iterator[_Shape]:
     ratio = parameters / active
-    for experts, k in PUBLISHED_EXPERTS + OTHER_EXPERTS:
+    own = (usual.experts, usual.active)
+    for experts, k in dict.fromkeys((own, *PUBLISHED_EXPERTS, *OTHER_EXPERTS)):
         routed = (parameters - active) / (1 - k / experts)
         common = parameters - routed
         if common <= 0 or experts / k > 3 * ratio:
             continue
-        usual_ratio = 1.1 if experts <= FEW_EXPERTS else 1.6
-        of = size
-        if experts <= FEW_EXPERTS:
-            of = replace(size, vocab=min(size.vocab, FEW_EXPERTS_VOCAB))
-        choice = math.log(experts / k / ratio / usual_ratio) ** 2
-        choice += 0.0 if (experts, k) in PUBLISHED_EXPERTS else 0.15
-        for hidden, heads in _widths(active, of):
+        choice = math.log(experts / usual.experts) ** 2 + math.log(k / usual.active) ** 2
+        for hidden, heads in _widths(size, usual):
+            query_fraction = heads * size.head_dim / hidden
+            wide = choice + math.log(hidden / usual.hidden) ** 2
+            wide += 0.2 * math.log(query_fraction / usual.query_fraction) ** 2
             for shape in _depths(
                 hidden=hidden,
                 heads=heads,
@@ -305,11 +340,12 @@ def _mixture_shapes(
                 common=common,
                 slack=0.45 * tolerance * active,
                 routed_slack=0.45 * tolerance * min(active * experts / k, parameters),
-                size=of,
+                size=size,
+                usual=usual,
             ):
                 yield _Shape(
-                    vocab=of.vocab,
-                    oddness=choice + shape[0],
+                    vocab=size.vocab,
+                    oddness=wide + shape[0],
                     hidden=hidden,
                     heads=heads,
                     experts=experts,
@@ -320,17 +356,14 @@ def _mixture_shapes(
                 )
 
 
-def _widths(active: int, size: SizeClass) -> Iterator[tuple[int, int]]:
+def _widths(size: SizeClass, usual: _Proportions) -> Iterator[tuple[int, int]]:
     """(hidden, heads): query heads as wide together as the model, or twice as wide (Qwen 3)."""
-    # active = 13 hidden**2 layers = 13 hidden**3 / 70, in the middle of the search
-    middle = (active * 70 / 13) ** (1 / 3)
-    step = size.hidden_step if middle > WIDE else size.hidden_step // 2
-    for hidden in range(
-        max(step, int(0.5 * middle) // step * step), int(1.5 * middle) + step, step
-    ):
+    step = max(size.head_dim, size.hidden_step // (4 if usual.hidden < WIDE else 2))
+    least = max(step, int(0.6 * usual.hidden) // step * step)
+    for hidden in range(least, int(1.6 * usual.hidden) + step, step):
         for times in (1, 2):
             heads = times * hidden // size.head_dim
-            if heads % (size.kv_heads or heads) == 0:
+            if heads and heads % (size.kv_heads or heads) == 0:
                 yield hidden, heads
 
 
@@ -345,15 +378,14 @@ def _depths(
     slack: float,
     routed_slack: float,
     size: SizeClass,
+    usual: _Proportions,
 ) -> Iterator[tuple[float, int, int, int]]:
     """(oddness, layers, expert width, shared width) that meet both counts within `slack`."""
     query_dim = heads * size.head_dim
     kv_dim = (size.kv_heads or heads) * size.head_dim
     fixed = 2 * hidden * (query_dim + kv_dim) + 2 * hidden + experts * hidden
     outside = size.vocab * hidden * (1 if size.tied_embeddings else 2) + hidden
-    usual_aspect = USUAL_ASPECTS[query_dim // hidden]
-    usual_width = 3.5 * k if experts <= FEW_EXPERTS else 3.2
-    fewest, most = max(1, int(hidden / 160)), int(hidden / 30) + 2
+    fewest, most = max(1, int(usual.layers / 2)), int(2 * usual.layers) + 2
     for layers in range(fewest + fewest % 2, most, 2) if hidden > WIDE else range(fewest, most):
         shared_exact = ((common - outside) / layers - fixed) / (3 * hidden)
         shared_slack = slack / layers / (3 * hidden)
@@ -368,12 +400,11 @@ def _depths(
         if width == 0 or (shared == 0 and shared_exact > shared_slack):
             continue
         yield (
-            0.5 * math.log(hidden / layers / usual_aspect) ** 2
-            + math.log((k * width + shared) / hidden / usual_width) ** 2
-            + (0.1 if shared else 0.0)
+            math.log(layers / usual.layers) ** 2
+            + 0.5 * math.log((k * width + shared) / hidden / usual.ffn_fraction) ** 2
+            + (0.1 if (shared > 0) != usual.has_shared else 0.0)
             + depth_oddness(layers)
-            + 2 * max(0.0, math.log(layers / USUAL_MOST_LAYERS))
-            + (0.0 if hidden % size.hidden_step == 0 else 0.03)
+            + (0.0 if hidden % size.hidden_step == 0 else 0.01)
             + 0.02 * max(0.0, math.log2(256 / multiple))
             + 0.01 * max(0.0, math.log2(256 / shared_multiple)),
             layers,

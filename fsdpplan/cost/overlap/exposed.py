@@ -23,11 +23,8 @@ from fsdpplan.cost.traffic.data_parallel import (
     stage_tensors,
 )
 from fsdpplan.spec.cluster import Cluster, Device
-from fsdpplan.spec.plan import Case, CollectiveCost, TimeBreakdown
+from fsdpplan.spec.plan import TIME_WORDS, Case, CollectiveCost, TimeBreakdown
 from fsdpplan.spec.training import Training
-
-COMPUTE_BOUND_FRACTION = 0.1
-"""Below this share of waiting and optimizer, a step is called compute-bound."""
 
 DISTURBING_FRACTION = 1 / 8
 """Wire rate of a collective, as a share of memory bandwidth, at which it disturbs kernels fully.
@@ -244,18 +241,14 @@ def inside_seconds(communication: tuple[CollectiveCost, ...], cluster: Cluster) 
 
 
 def bottleneck(time: TimeBreakdown, communication: tuple[CollectiveCost, ...]) -> str:
-    """The largest part of the step that is not compute, or `compute`."""
-    waits = {
-        "pipeline bubble": time.bubble_seconds,
-        "optimizer": time.optimizer_seconds,
-        "host copies": time.host_seconds,
-    }
+    """The largest part of the step; of communication the collective that is waited for most."""
+    largest = max(time.terms, key=lambda name: time.terms[name])
+    if largest != TIME_WORDS["exposed_communication_seconds"]:
+        return largest
+    waits: dict[str, float] = {}
     for row in communication:
         name = f"{row.collective} over {row.axis} ({row.level})"
         waits[name] = waits.get(name, 0.0) + row.exposed_seconds
-    waiting = time.total_seconds - time.compute_seconds
-    if waiting < COMPUTE_BOUND_FRACTION * time.total_seconds:
-        return "compute"
     return max(waits, key=lambda name: waits[name])
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
+from fsdpplan.search.advice.words import domain_words
 from fsdpplan.search.order import (
     Difference,
     Entry,
@@ -31,6 +32,10 @@ from fsdpplan.units import format_gib, format_seconds
 
 FORMS = ("whole copies", "a split optimizer", "split gradients", "shards")
 """How the state is held, by `order.SHARDINGS`."""
+
+
+LEARNED = "learned"
+"""What measured runs add to the parts of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +132,12 @@ def comparison(quantity: str, *, better: Entry, worse: Entry, cluster: Cluster) 
             return _fewer("unusual settings", unusual, better[0], worse[0])
         case "is_tight":
             return _roomier(better, worse, cluster.device.memory_bytes)
+        case "is_wide":
+            inside = domain_words(cluster, cluster.levels[-2].domain_gpus)
+            return Comparison(
+                gain=f"gathers that stay inside {inside}",
+                loss=f"gathers that leave {inside}",
+            )
         case "seconds":
             return Comparison(gain="faster and no less simple", loss="slower and no simpler")
         case "peak_bytes":
@@ -182,12 +193,14 @@ def slowest_term(entry: Entry, other: Entry) -> tuple[str, str]:
         case "communication":
             exposed = _part(_collectives, entry, other)
             return term, f"{longer} more communication that nothing hides{exposed}"
-        case "bubble":
+        case "pipeline bubble":
             return term, f"{longer} more bubble in a pipeline of {entry[0].pp} stages"
-        case "learned":
-            return term, f"{longer} more by what your runs say of such layouts"
-        case _:
+        case "optimizer":
             return term, f"{longer} more for the optimizer"
+        case "host copies":
+            return term, f"{longer} more of host copies that nothing hides"
+        case _:
+            return term, f"{longer} more by what your runs say of such layouts"
 
 
 def _most_longer(
@@ -218,14 +231,7 @@ def _executed(result: Estimate) -> float:
 
 def _terms(result: Estimate) -> dict[str, float]:
     time = result.time
-    return {
-        "compute": time.compute_seconds,
-        "communication": time.exposed_communication_seconds,
-        "bubble": time.bubble_seconds,
-        "optimizer": time.optimizer_seconds,
-        "host copies": time.host_seconds,
-        "learned": result.step_seconds.expected - time.total_seconds,
-    }
+    return {**time.terms, LEARNED: result.step_seconds.expected - time.total_seconds}
 
 
 def _kernels(result: Estimate) -> dict[str, float]:

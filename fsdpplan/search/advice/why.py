@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import sqrt
+from typing import Any
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
 from fsdpplan.cost.memory.peak import rank_memory
@@ -56,6 +57,9 @@ DOUBLINGS = 3
 MOST_ROUNDS = 8
 """Searches of both sides of a threshold before what is left between them is said as it is."""
 
+NUMBERS = ("data_parallel", "num_microbatches")
+"""Numbers of a layout that follow from its degrees and its batch, by which it can be asked for."""
+
 LEAST_SEQ_LEN = 512
 MOST_SEQ_LEN = 2**20
 MOST_GPUS = 16_384
@@ -71,26 +75,49 @@ class Wanted:
     split: tuple[str, ...] = ()
     """Axes that should have more than one rank, however many."""
 
+    numbers: tuple[tuple[str, int], ...] = ()
+    """(a number that follows from its degrees and its batch, its value), by `NUMBERS`."""
+
     def allows(self, layout: Layout) -> bool:
         """Whether `layout` has it."""
-        return self.pins.allows(layout) and all(getattr(layout, axis) > 1 for axis in self.split)
+        return (
+            self.pins.allows(layout)
+            and all(_ranks(layout, axis) > 1 for axis in self.split)
+            and all(getattr(layout, name) == value for name, value in self.numbers)
+        )
 
     def freed(self, pins: Pins) -> Pins:
         """`pins` without those of what is asked for: what it is compared with may have them
         otherwise."""
         named = {*self.pins.given(), *self.split}
+        if "data_parallel" in dict(self.numbers):
+            named |= {"dp_replicate", "dp_shard"}
         return Pins(**{name: value for name, value in pins.given().items() if name not in named})
 
     def questions(self, asked: Question) -> Iterator[Question]:
         """Questions whose layouts are those of `asked` that have it; a few may not."""
         pins = {**self.freed(asked.pins).given(), **self.pins.given()}
-        if not self.split:
-            yield replace(asked, pins=Pins(**pins))
-            return
-        axis = self.split[0]
-        for degree in divisors(asked.cluster.gpus):
-            if degree > 1:
-                yield replace(asked, pins=Pins(**{**pins, axis: degree}))
+        for degrees in self._degrees(asked):
+            if all(pins.get(axis, degree) == degree for axis, degree in degrees.items()):
+                yield replace(asked, pins=Pins(**{**pins, **degrees}))
+
+    def _degrees(self, asked: Question) -> Iterator[dict[str, Any]]:
+        """What to pin in turn of degrees that are not said by number."""
+        ranks = dict(self.numbers).get("data_parallel")
+        if ranks is not None:
+            yield from ({"dp_shard": n, "dp_replicate": ranks // n} for n in divisors(ranks))
+        elif self.split:
+            if self.split[0] == "ep" and asked.training.traits.spreads_experts:
+                yield {"ep": 1, "experts_over_tp": True}
+            yield from ({self.split[0]: n} for n in divisors(asked.cluster.gpus)[1:])
+        else:
+            yield {}
+
+
+def _ranks(layout: Layout, axis: str) -> int:
+    """Ranks of an axis; of experts those of tensor parallelism too, where they have whole ones."""
+    ranks: int = layout.expert_ranks if axis == "ep" else getattr(layout, axis)
+    return ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,7 +443,7 @@ class _Points:
         """A layout of the pool that beats all that have what is asked for by more than any tie
         goes. It takes a search of those alone; where that is of many questions, all are searched.
         """
-        if self.knob.steps or self.wanted.split:
+        if self.knob.steps or self.wanted.split or self.wanted.numbers:
             return None
         self.searches += 1
         entries, _, _ = _listed_with(asked, self.wanted)

@@ -11,7 +11,7 @@ from fsdpplan.units import format_gib
 _WHOLE = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
 """What keeps whole parameters."""
 
-_SCHEDULES = {
+SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
     "interleaved_1f1b": "interleaved 1F1B",
@@ -20,6 +20,7 @@ _SCHEDULES = {
     "zbv": "ZBV zero-bubble",
     "dualpipev": "DualPipeV",
 }
+"""Pipeline schedules as people write them."""
 
 POLICIES = {
     "sharding": "sharding",
@@ -51,7 +52,7 @@ EVIDENCE = {
 
 def schedule_words(schedule: str) -> str:
     """A pipeline schedule as people write it."""
-    return _SCHEDULES.get(schedule, schedule)
+    return SCHEDULES.get(schedule, schedule)
 
 
 def degrees(layout: Layout) -> str:
@@ -92,7 +93,8 @@ def describe(layout: Layout, cluster: Cluster) -> str:
         parts.append(f"context parallel over {_span(layout.cp, layout.tp, cluster)}")
     if layout.expert_ranks > 1:
         stride = 1 if layout.experts_over_tp else layout.tp
-        parts.append(f"experts over {_span(layout.expert_ranks, stride, cluster)}")
+        whole = "whole experts" if layout.experts_over_tp else "experts"
+        parts.append(f"{whole} over {_span(layout.expert_ranks, stride, cluster)}")
     if layout.pp > 1:
         parts.append(f"pipeline of {layout.pp} stages ({schedule_words(layout.schedule)})")
     return ", ".join(parts)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from fsdpplan.cost.memory.peak import stage_memory
 from fsdpplan.cost.schedule.stages import fullest_ranks, layout_stage_blocks
@@ -43,8 +42,8 @@ class Tally:
     pruned: int = 0
     priced: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
-    misses: list[tuple[int, Layout]] = field(default_factory=list)
-    """Layouts that do not fit, each with a lower bound of the bytes that it needs."""
+    misses: dict[Degrees, None] = field(default_factory=dict)
+    """Ways to spread the ranks of which a legal layout does not fit, as long as none does."""
     examples: dict[str, str] = field(default_factory=dict)
     """What to say of the first layout that was rejected for a reason."""
 
@@ -68,22 +67,15 @@ class Tally:
         self.candidates += number
         self.pruned += number
 
-    def missed(self, layout: Layout, *, at_least_bytes: int) -> None:
-        """Remember a layout that does not fit, while none does."""
+    def missed(self, d: Degrees) -> None:
+        """Remember degrees with which a layout does not fit, while none does."""
         if not self.feasible:
-            self.misses.append((at_least_bytes, layout))
+            self.misses[d] = None
 
-    def closest(self, asked: Question) -> Layout | None:
-        """Of those that do not fit the one that needs least; None where one fits, or none was
-        legal."""
-        found: tuple[int, Layout] | None = None
-        for at_least, layout in [] if self.feasible else sorted(self.misses, key=itemgetter(0)):
-            if found is not None and at_least >= found[0]:
-                break
-            needed = needed_bytes(asked, layout)
-            if found is None or needed < found[0]:
-                found = needed, layout
-        return found[1] if found else None
+    def spare(self, number: int) -> None:
+        """Count `number` layouts that did not fit with the usual settings as fitting."""
+        self.rejected[TOO_LARGE] -= number
+        self.feasible += number
 
 
 @dataclass(slots=True)
@@ -108,7 +100,7 @@ class Fitting:
             if broken is not None:
                 self.tally.break_rule(broken, modes)
             elif not self.hopeful_modes(layout):
-                self._reject(layout)
+                self._reject()
             else:
                 yield layout
 
@@ -132,7 +124,7 @@ class Fitting:
         if found:
             self.tally.accept(len(self.asked.modes))
         else:
-            self._reject(layout)
+            self._reject()
         return found
 
     def _is_spared(self, layout: Layout) -> bool:
@@ -164,12 +156,9 @@ class Fitting:
             )
         return [pieces] if pieces else []
 
-    def _reject(self, layout: Layout) -> None:
+    def _reject(self) -> None:
         self.tally.reject(TOO_LARGE, len(self.asked.modes))
-        if self.tally.feasible:
-            return
-        most = replace(layout, activation_checkpointing=self.asked.modes[-1])
-        self.tally.missed(most, at_least_bytes=self.room.least_bytes(layout))
+        self.tally.missed(self.degrees)
 
     def _is_too_large(self, layout: Layout) -> bool:
         """Whether what needs no more did not fit: parameters resharded, a smaller micro-batch."""

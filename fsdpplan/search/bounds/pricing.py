@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from fsdpplan.search.bounds.frontier import REACH, Frontier, Group, Known, Promise
+from fsdpplan.search.bounds.leanest import Leanest
 from fsdpplan.search.order import Difference, Entry, by_time, is_tied, seconds, simplicity
 from fsdpplan.search.refine import NEAR, Refining
 from fsdpplan.search.space import Space, entry_of
@@ -30,7 +31,7 @@ def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
     usual = [entry for group in listed for entry in group.entries]
     if not usual:
         frontier.count_left_out()
-        return []
+        return _spared(space)
     fastest = {min(group.entries, key=by_time)[0] for group in listed}
     refining = Refining(space, best=min(map(seconds, usual)))
     refining.from_priced(usual)
@@ -48,6 +49,23 @@ def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
     return [entry for entry in found if seconds(entry) <= REACH * best or entry[0] in fastest]
 
 
+def _spared(space: Space) -> list[Entry]:
+    """Where nothing fits with the usual settings: what rare ones make fit, and what may be made of
+    that; what comes nearest is remembered where nothing does."""
+    found = Leanest(space).layouts()
+    available = space.asked.available_bytes
+    spared = [entry_of(space.asked, layout) for needed, layout in found if needed <= available]
+    if not spared:
+        space.closest = found[0][1] if found else None
+        return []
+    space.tally.spare(len(spared))
+    refining = Refining(space, best=min(map(seconds, spared)))
+    refining.from_priced(spared)
+    space.priced = [*spared, *refining.found]
+    space.tally.priced = len(space.priced)
+    return space.priced
+
+
 def _data_parallel(
     space: Space, entries: list[Entry], starts: list[tuple[float, Layout]]
 ) -> list[Entry]:
@@ -62,6 +80,27 @@ def _data_parallel(
     refining.from_priced(plain)
     refining.from_unpriced([one for one in starts if is_data_parallel(one[1])])
     return refining.found
+
+
+def faster(space: Space, most_seconds: float) -> Entry | None:
+    """The fastest with the usual settings that takes less than that, and what rare ones make of
+    it; None where none does. It looks at no layout whose bound is higher."""
+    frontier = Frontier(space)
+    best, found = most_seconds, list[Entry]()
+    heap = [(group.floor, index) for index, group in enumerate(frontier.groups)]
+    heapify(heap)
+    while heap and heap[0][0] < best:
+        _, index = heappop(heap)
+        group = frontier.groups[index]
+        priced = len(group.entries)
+        frontier.advance(group)
+        found += group.entries[priced:]
+        best = min(best, group.best)
+        heappush(heap, (group.floor, index))
+    refining = Refining(space, best=best)
+    refining.from_priced(found)
+    below = [entry for entry in (*found, *refining.found) if seconds(entry) < most_seconds]
+    return min(below, key=by_time, default=None)
 
 
 def usual(space: Space, limit: int) -> list[Entry]:

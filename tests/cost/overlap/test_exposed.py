@@ -17,6 +17,7 @@ from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.spec.plan import CollectiveCost, TimeBreakdown
 from tests.cost.problems import Case, case
+from tests.search.questions import Question, question
 
 SECONDS = st.floats(0, 10)
 NAMES = ("all_gather", "reduce_scatter", "all_reduce")
@@ -66,15 +67,40 @@ def test_rows_of_one_collective_share_its_waiting_by_their_time() -> None:
     assert slow.exposed_seconds > fast.exposed_seconds
 
 
-def test_the_bottleneck_is_the_longest_wait_of_a_step_that_waits() -> None:
+def test_the_bottleneck_is_the_largest_part_of_the_step() -> None:
     assert bottleneck(time(compute_seconds=9.5, bubble_seconds=0.5), ()) == "compute"
     assert bottleneck(time(compute_seconds=5, bubble_seconds=2, optimizer_seconds=1), ()) == (
-        "pipeline bubble"
+        "compute"
     )
-    assert bottleneck(time(compute_seconds=5, optimizer_seconds=2), ()) == "optimizer"
+    assert bottleneck(time(compute_seconds=2, optimizer_seconds=5), ()) == "optimizer"
+    assert bottleneck(time(compute_seconds=2, host_seconds=5), ()) == "host copies"
     found = rows(case(dp_shard=16), ExposedSeconds(reduce_scatter=1e-3))
-    step = time(compute_seconds=2e-3, exposed_communication_seconds=1e-3, bubble_seconds=1e-6)
+    step = time(compute_seconds=2e-4, exposed_communication_seconds=1e-3, bubble_seconds=1e-6)
     assert bottleneck(step, found) == "reduce_scatter over dp_shard (infiniband)"
+
+
+PRICED = {
+    "inside a node": question("llama-3.1-8b", 8),
+    "a slow network": question("llama-3.1-8b", 16, "oci-bm-gpu-a10-4", seq_len=1024),
+    "on the host": question("qwen3-14b", 4, "pcie-8xrtx4090"),
+    "a pipeline": question("llama-3.1-8b", 16, pp=4, global_batch=16),
+    "few sequences": question("llama-3.1-8b", 16, "dgx-a100-80g-hdr1", global_batch=16),
+}
+
+
+@pytest.mark.parametrize("asked", PRICED.values(), ids=PRICED)
+def test_the_bottleneck_is_the_largest_share_of_its_own_table(asked: Question) -> None:
+    for _, found in asked.answer(limit=4).explored:
+        terms = found.time.terms
+        largest = max(terms, key=lambda name: terms[name])
+        if largest != "communication":
+            assert found.bottleneck == largest
+            continue
+        waits: dict[str, float] = {}
+        for row in found.communication:
+            name = f"{row.collective} over {row.axis} ({row.level})"
+            waits[name] = waits.get(name, 0.0) + row.exposed_seconds
+        assert waits[found.bottleneck] == max(waits.values())
 
 
 def test_slow_collectives_disturb_kernels_less() -> None:

@@ -27,7 +27,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.units import format_gib, format_seconds
 from tests.search.entries import CLUSTER, any_entry, entry, uncertain
-from tests.search.questions import question
+from tests.search.questions import Question, question
 
 TP = {"sequence_parallel": True, "loss_parallel": True}
 
@@ -290,3 +290,34 @@ def _cause_is_true(words: str, *, row: Entry, fastest: Entry) -> None:
         assert exposed[0] > exposed[1]
     if term == "bubble":
         assert words.endswith(f"of {row[0].pp} stages")
+
+
+OWN_NAMES = {
+    "compute": "more compute",
+    "communication": "more communication",
+    "pipeline bubble": "more bubble",
+    "optimizer": "more for the optimizer",
+    "host copies": "more of host copies",
+}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        question("qwen3-14b", 4, "pcie-8xrtx4090"),
+        question("llama-3.1-8b", 16, "dgx-a100-80g-hdr1", global_batch=16),
+        question("llama-3.1-8b", 16, global_batch=32),
+    ],
+    ids=["on the host", "few sequences", "inside nodes"],
+)
+def test_a_reason_names_the_term_whose_difference_it_states(asked: Question) -> None:
+    found = asked.answer()
+    assert found.fastest is not None
+    fastest = found.fastest.estimate.time.terms
+    for ranked in found.ranked:
+        if ranked.rank == 1 or ranked.rank in (found.listed.fastest_rank, *found.listed.tied):
+            continue
+        own = ranked.estimate.time.terms
+        more = {name: own[name] - fastest[name] for name in own}
+        term = max(more, key=lambda name: more[name])
+        assert f"{format_seconds(more[term])} {OWN_NAMES[term]}" in ranked.reason
