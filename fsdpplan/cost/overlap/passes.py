@@ -39,14 +39,9 @@ from fsdpplan.cost.overlap.exposed import (
     gather_waiting_seconds,
     reduction_exposed_seconds,
 )
-from fsdpplan.cost.overlap.streams import (
-    NO_SECONDS,
-    MicroBatch,
-    Timeline,
-    UnitSeconds,
-    fsdp_timeline,
-)
 from fsdpplan.cost.overlap.timing import block_times, ends_seconds
+from fsdpplan.cost.play.clocks import Played, played
+from fsdpplan.cost.step.fsdp import NO_SECONDS, MicroBatch, UnitSeconds, fsdp_step
 from fsdpplan.cost.traffic.calls import group_level, group_seconds
 from fsdpplan.cost.traffic.data_parallel import root_gathered_dtype
 from fsdpplan.spec.cluster import Cluster, Device
@@ -403,39 +398,37 @@ def fsdp_passes(case: Case, stage: Stage) -> Passes:
     layout = case.layout
     batch = fsdp_micro_batch(case, stage)
     on_device = with_seconds(batch, upload=0.0, download=0.0, adding=0.0)
-    timeline = fsdp_timeline(
-        early=early_micro_batch(on_device, layout),
-        last=on_device,
-        num_microbatches=layout.num_microbatches,
-    )
+    step = played_step(early_micro_batch(on_device, layout), on_device, layout.num_microbatches)
     return Passes(
-        host_seconds=max(0.0, _offloaded(batch, layout).compute - timeline.compute)
+        host_seconds=max(0.0, _offloaded(batch, layout).seconds - step.seconds)
         if layout.offload == "cpu"
         else 0.0,
-        busy_seconds=timeline.compute - timeline.exposed,
+        busy_seconds=step.seconds - step.exposed,
         exposed=ExposedSeconds(
-            all_gather=timeline.gather_exposed,
-            reduce_scatter=timeline.reduce_scatter_exposed,
-            all_reduce=timeline.all_reduce_exposed,
+            all_gather=step.waited["all_gather"],
+            reduce_scatter=step.waited["reduce_scatter"],
+            all_reduce=step.waited["all_reduce"],
         ),
     )
 
 
-def _offloaded(batch: MicroBatch, layout: Layout) -> Timeline:
+@lru_cache(maxsize=8192)
+def played_step(
+    early: MicroBatch, last: MicroBatch, num_microbatches: int, first: MicroBatch | None = None
+) -> Played:
+    """A step's micro-batches played, as `fsdp_step` puts them together."""
+    return played(fsdp_step(early=early, last=last, num_microbatches=num_microbatches, first=first))
+
+
+def _offloaded(batch: MicroBatch, layout: Layout) -> Played:
     """The streams with what goes from and to the host: the first gradients of a step are copied
     there beside the passes, later ones are waited for and added."""
     copied = with_seconds(batch, adding=0.0)
     is_partial = layout.gradient_sync == "reduce_scatter_only" and layout.dp_replicate > 1
     if layout.gradient_sync == "last" or is_partial or layout.num_microbatches == 1:
-        return fsdp_timeline(
-            early=early_micro_batch(copied, layout),
-            last=copied,
-            num_microbatches=layout.num_microbatches,
-        )
+        return played_step(early_micro_batch(copied, layout), copied, layout.num_microbatches)
     added = with_seconds(batch, download=0.0)
-    return fsdp_timeline(
-        first=copied, early=added, last=added, num_microbatches=layout.num_microbatches
-    )
+    return played_step(added, added, layout.num_microbatches, copied)
 
 
 def with_seconds(batch: MicroBatch, **seconds: float) -> MicroBatch:
