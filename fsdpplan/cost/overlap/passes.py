@@ -42,11 +42,11 @@ from fsdpplan.cost.overlap.exposed import (
 from fsdpplan.cost.overlap.timing import block_times, ends_seconds
 from fsdpplan.cost.play.clocks import Played, played
 from fsdpplan.cost.step.fsdp import NO_SECONDS, MicroBatch, UnitSeconds, fsdp_step
-from fsdpplan.cost.traffic.calls import group_level, group_seconds
-from fsdpplan.cost.traffic.data_parallel import root_gathered_dtype
+from fsdpplan.cost.traffic.calls import call_seconds, group_level
+from fsdpplan.cost.traffic.data_parallel import root_gathered_dtype, size_calls
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.plan import Case, Collective
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 from fsdpplan.spec.values import replace
 
@@ -155,22 +155,19 @@ def _moved(
     case = ways.case
     cluster, training, layout = case.cluster, case.training, case.layout
     device = cluster.device
-    gathered = size.padded_elements * DTYPE_BYTES[gathered_dtype]
-    reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
-    shard = reduced // group.ranks
-    again = regather_group(layout) if group == shard_group(layout) else group
-    copies = replicate_group(layout)
+    sent = size_calls(case, size, group, gathered_dtype, regathers=regathers)
     copy_out, copy_in = copy_seconds(
         size, training=training, device=device, gathered_dtype=gathered_dtype
     )
+    taken = {
+        name: sum(call_seconds(call, cluster) for call in calls)
+        for name, calls in sent._asdict().items()
+    }
     seconds = UnitSeconds(
         backward=flat_gradient_seconds(size, training=training, device=device),
-        gather=group_seconds(cluster, group, "all_gather", gathered),
-        regather=group_seconds(cluster, again, "all_gather", gathered) if regathers else 0.0,
-        reduce_scatter=group_seconds(cluster, group, "reduce_scatter", reduced),
-        all_reduce=group_seconds(cluster, copies, "all_reduce", shard),
         copy_out=copy_out,
         copy_in=copy_in,
+        **taken,
     )
     if layout.shard_ranks == 1:
         alone = _alone(
@@ -182,19 +179,18 @@ def _moved(
         )
         seconds = replace(seconds, copy_out=alone.copy_out, reduce_scatter=alone.reduce_scatter)
     rate = full_rate_bytes_per_second(device)
-
-    def share(taken: float, collective: Collective, size_bytes: int, ranks: int) -> float:
-        wire = wire_bytes(collective=collective, gathered_bytes=size_bytes, ranks=ranks)
-        return min(taken, wire / rate)
-
+    wire = {
+        name: sum(
+            wire_bytes(
+                collective=call.collective, gathered_bytes=call.call_bytes, ranks=call.group.ranks
+            )
+            for call in calls
+        )
+        for name, calls in sent._asdict().items()
+    }
     return _Moved(
         seconds=seconds.plus(_on_host(size, ranks=group.ranks, case=case, regathers=regathers)),
-        disturbing=UnitSeconds(
-            gather=share(seconds.gather, "all_gather", gathered, group.ranks),
-            regather=share(seconds.regather, "all_gather", gathered, again.ranks),
-            reduce_scatter=share(seconds.reduce_scatter, "reduce_scatter", reduced, group.ranks),
-            all_reduce=share(seconds.all_reduce, "all_reduce", shard, copies.ranks),
-        ),
+        disturbing=UnitSeconds(**{name: min(taken[name], wire[name] / rate) for name in taken}),
     )
 
 

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fsdpplan.cost.step.program import ROOT, Name, Op, Program, Repeat, Run, Wait
+from fsdpplan.cost.step.program import ROOT, Name, Op, Program, Repeat, Run, Stream, Wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ def _reduce(batch: MicroBatch, unit: UnitSeconds, at: int) -> Iterator[Op]:
     done = Wait("reduce_scatter", "host")
     if unit.all_reduce:
         after = (Wait("reduce_scatter"),)
-        holds = ("shard",) if batch.links_shared else ()
+        holds: tuple[Stream, ...] = ("shard",) if batch.links_shared else ()
         yield Op("all_reduce", "replicate", unit.all_reduce, after, at, holds)
         done = Wait("all_reduce", "host")
     if unit.adding:

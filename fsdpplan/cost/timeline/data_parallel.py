@@ -5,7 +5,7 @@ FSDP's program as it is played. DDP, ZeRO-1 and ZeRO-2 as `overlap/exposed` pric
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
@@ -18,13 +18,6 @@ from fsdpplan.cost.model.shards import (
     end_units,
     gradient_syncs,
     unit_cases,
-)
-from fsdpplan.cost.network.placement import (
-    Group,
-    expert_shard_group,
-    regather_group,
-    replicate_group,
-    shard_group,
 )
 from fsdpplan.cost.overlap.exposed import (
     bucket_seconds,
@@ -53,15 +46,16 @@ from fsdpplan.cost.timeline.pieces import (
 )
 from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.cost.traffic.data_parallel import (
+    UnitCalls,
+    block_unit_calls,
     buckets,
+    end_unit_calls,
     is_reduced,
     parameter_calls,
     reductions,
-    root_gathered_dtype,
 )
 from fsdpplan.cost.traffic.rank import tp_gradient_calls, tp_pass_calls
-from fsdpplan.spec.plan import Case, Collective
-from fsdpplan.spec.training import DTYPE_BYTES
+from fsdpplan.spec.plan import Case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,76 +80,48 @@ def _named(label: str, unit: str) -> str:
     return f"{label} ({unit})" if unit else label
 
 
-def moved_unit(
-    case: Case,
-    name: str,
-    sizes: Sequence[tuple[UnitSize, Group]],
-    dtype: str,
-    *,
-    regathers: bool,
-) -> Unit:
-    """The collectives of a unit, of which experts may be sharded over fewer ranks."""
-    training, layout = case.training, case.layout
-    copies = replicate_group(layout)
+def _moved_unit(case: Case, name: str, *parts: UnitCalls) -> Unit:
+    """A unit that computes nothing yet; experts of each of its blocks are sent by themselves."""
+    calls = UnitCalls(*(tuple(chain(*of)) for of in zip(*parts, strict=True)))
 
-    def sent(collective: Collective, group: Group, elements: int, of: str, label: str) -> Sent:
-        calls = Calls(
-            collective=collective,
-            group=group,
-            dtype=of,
-            count=1,
-            call_bytes=elements * DTYPE_BYTES[of],
+    def sent(of: tuple[Calls, ...], label: str) -> tuple[Sent, ...]:
+        return tuple(
+            sent_calls(call, case.cluster, stream=call.collective, name=_named(label, name))
+            for call in of
+            if call.group.ranks > 1
+            for _ in range(call.count)
         )
-        return sent_calls(calls, case.cluster, stream=collective, name=_named(label, name))
 
-    gathers, again, scatters, reduces = [], [], [], []
-    for size, group in sizes:
-        if size == NOTHING:
-            continue
-        elements, reduced = size.padded_elements, training.reduce_dtype
-        if group.ranks > 1:
-            gathers.append(sent("all_gather", group, elements, dtype, "FSDP::all_gather"))
-            scatters.append(
-                sent("reduce_scatter", group, elements, reduced, "FSDP::post_backward_reduce")
-            )
-        behind = regather_group(layout) if group == shard_group(layout) else group
-        if regathers and layout.reshard_after_forward != "never" and behind.ranks > 1:
-            again.append(sent("all_gather", behind, elements, dtype, "FSDP::all_gather"))
-        if copies.ranks > 1:
-            shard = elements // group.ranks
-            reduces.append(sent("all_reduce", copies, shard, reduced, "FSDP::post_backward_reduce"))
+    gathered, reduced = "FSDP::all_gather", "FSDP::post_backward_reduce"
     return Unit(
         name=name,
-        gathers=tuple(gathers),
-        regathers=tuple(again),
-        scatters=tuple(scatters),
-        reduces=tuple(reduces),
+        gathers=sent(calls.gather, gathered),
+        regathers=sent(calls.regather, gathered),
+        scatters=sent(calls.reduce_scatter, reduced),
+        reduces=sent(calls.all_reduce, reduced),
     )
 
 
 def stage_units(case: Case, stage: Stage, *, detail: Detail, first_block: int = 0) -> list[Unit]:
     """The units of one virtual stage in the order of forward: that of the embedding before those of
     blocks, that of the head behind them, and the root last of all."""
-    layout, ends = case.layout, end_units(case, stage)
-    shard, experts = shard_group(layout), expert_shard_group(layout)
+    ends = end_units(case, stage)
     done, units = 0, []
     for unit in block_units(case, stage):
         own = [block_pieces(each) for each, blocks in unit_cases(case, unit) for _ in range(blocks)]
         if detail != "kernels":
             own = [each.merged() for each in own]
+        calls = block_unit_calls(case, unit)
         for _ in range(unit.number):
             numbers = range(first_block + done, first_block + done + unit.blocks)
             name = ", ".join(f"layers.{number}" for number in numbers)
-            sizes = ((unit.size, shard), *((unit.experts, experts),) * unit.expert_blocks)
-            dtype = case.training.gathered_dtype
-            made = moved_unit(case, name, sizes, dtype, regathers=True)
+            made = _moved_unit(case, name, *calls)
             blocks = zip(numbers, own, strict=True)
             units.append(replace(made, blocks=tuple(blocks)))
             done += unit.blocks
 
     def end(name: str, size: UnitSize, of: Stage | None) -> Unit:
-        dtype = root_gathered_dtype(case.training)
-        made = moved_unit(case, name, ((size, shard),), dtype, regathers=False)
+        made = _moved_unit(case, name, end_unit_calls(case, size))
         return made if of is None else replace(made, ends=end_pieces(case, of))
 
     if ends.tables == NOTHING and ends.head == NOTHING:
