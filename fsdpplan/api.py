@@ -22,9 +22,9 @@ from fsdpplan.answers import (
     like,
 )
 from fsdpplan.cost.bill import bill as bill_of
+from fsdpplan.cost.estimate import estimate as predicted
 from fsdpplan.cost.goodput import goodput as goodput_of
 from fsdpplan.cost.reshard import moved
-from fsdpplan.cost.step import estimate as predicted
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.targets import Target

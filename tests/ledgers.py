@@ -9,7 +9,7 @@ from itertools import product
 from math import exp
 from typing import Any
 
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.cluster import Cluster

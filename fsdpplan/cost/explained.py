@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fsdpplan.cost.estimate import StepTime, rank_passes, slowest_factor, step_time
 from fsdpplan.cost.kernels.attention import head_channels
 from fsdpplan.cost.kernels.compute import (
     autocast_bytes,
@@ -36,7 +37,6 @@ from fsdpplan.cost.overlap.timing import (
     optimizer_elements,
 )
 from fsdpplan.cost.schedule.stages import pipeline_ranks
-from fsdpplan.cost.step import StepTime, rank_passes, slowest_factor, step_time
 from fsdpplan.spec.plan import Case, CollectiveCost, Estimate, TimeBreakdown
 
 Unit = Literal["s", "B", "B/s", "FLOP", "FLOP/s", ""]
@@ -203,7 +203,7 @@ class _Kind:
 
 
 def _kinds(case: Case, stage: Stage) -> Iterator[_Kind]:
-    """Kinds of blocks, as `cost/step.py` takes their passes."""
+    """Kinds of blocks, as `cost/estimate.py` takes their passes."""
     for own, blocks in block_cases(case, stage):
         times = block_times(own)
         block, (forward_queued, backward_queued) = times.seconds, times.queued_seconds

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fsdpplan import __version__
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.schedule.stages import named_stages
-from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files import plans
 from fsdpplan.files.table import beside, path_text

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from fsdpplan.cost.band import difference_fraction
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
-from fsdpplan.cost.step import estimate
 from fsdpplan.search.advice.reasons import Reasons
 from fsdpplan.search.bounds.fitting import Tally
 from fsdpplan.search.bounds.pricing import faster, is_data_parallel, priced, usual

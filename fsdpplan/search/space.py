@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from fsdpplan.cost.estimate import estimate, step_time
 from fsdpplan.cost.schedule.stages import most_stages
-from fsdpplan.cost.step import estimate, step_time
 from fsdpplan.search.bounds.fitting import (
     TOO_LARGE,
     Fitting,

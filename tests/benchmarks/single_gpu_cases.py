@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpplan import __version__
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.huggingface.config import read_hf_config

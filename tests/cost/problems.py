@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shape import infer_model
-from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.rules.legality import first_problem

@@ -19,8 +19,8 @@ from fsdpplan.cost.band import (
     tie_fraction,
     widened,
 )
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.model.shape import infer_model
-from fsdpplan.cost.step import estimate
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.profiles.catalogue import load_device
 from fsdpplan.spec.cluster import StepError

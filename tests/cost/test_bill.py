@@ -18,7 +18,7 @@ from fsdpplan.cost.bill import (
     rated_draw,
     seconds_of_chance,
 )
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case, Draw, Estimate, Interval, Terms

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fsdpplan.cost.estimate import executed_flops_ratio
 from fsdpplan.cost.model.shards import block_cases
 from fsdpplan.cost.schedule.stages import layout_stage_blocks, pipeline_ranks, pipeline_stages
-from fsdpplan.cost.step import executed_flops_ratio
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.explained import Explained, explained_step
 from fsdpplan.cost.explained_memory import explained_memory
-from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.rules.legality import legal_layout_problem

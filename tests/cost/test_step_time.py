@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.model.params import mfu_fraction, useful_flops_per_token
-from fsdpplan.cost.step import (
+from fsdpplan.cost.estimate import (
     StepTime,
     executed_flops_ratio,
     host_chance,
     slower_host_seconds,
     step_time,
 )
+from fsdpplan.cost.model.params import mfu_fraction, useful_flops_per_token
 from fsdpplan.spec.cluster import Cluster
 from tests.cost.problems import Case, case
 from tests.cost.wide import wide_cases

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.files.plans import GONE, MEANT, THEN, plan_from_json, plan_json, read_plan
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.report.of_plan import plan_report

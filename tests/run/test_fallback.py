@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.files.catalogue import load_model

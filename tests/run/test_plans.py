@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.schedule.stages import layout_stage_blocks
-from fsdpplan.cost.step import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.slurm.header import PLAN_NAME

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 
+from fsdpplan.cost.estimate import step_time
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.step import step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.pins import program_defaults

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster

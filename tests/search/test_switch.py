@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from fsdpplan.cost.estimate import estimate, step_time
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.step import estimate, step_time
 from fsdpplan.search.bounds.floors import PhasedFloors
 from fsdpplan.search.rules.legality import legal_layout_problem, question_problem
 from fsdpplan.search.space import Space

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.spec.cluster import WeakSpot
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.weak import weakened

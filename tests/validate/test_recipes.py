@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.files.runs.table import bundled_runs, read_runs
 from fsdpplan.search.advice.field_rules import broken_rules
 from tests.search.advice.field_cases import TABLE

@@ -16,8 +16,8 @@ from fsdpplan.cli.options.parse import line, path
 from fsdpplan.cli.resolve.goal import price_per_gpu_hour, require_one_price
 from fsdpplan.cli.views.check import PlanCheck, check_json, check_screen, quantities_screen
 from fsdpplan.cli.views.render import columns, tell
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.goodput import goodput
-from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.run.detect import software_here
 from fsdpplan.run.known import known_reliability

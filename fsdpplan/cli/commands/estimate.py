@@ -30,8 +30,8 @@ from fsdpplan.cli.resolve.training import with_data
 from fsdpplan.cli.views.answer import estimate_json, goodput_said
 from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.screen import estimate_screen
+from fsdpplan.cost.estimate import estimate as predicted
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.step import estimate as predicted
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.search.defaults import named_layout

@@ -44,8 +44,8 @@ from fsdpplan.cli.views.answer import goodput_said, recommend_json
 from fsdpplan.cli.views.render import blocks, columns, note
 from fsdpplan.cli.views.screen import recommend_screen
 from fsdpplan.cli.views.unfit import nothing_fits
+from fsdpplan.cost.estimate import unbuilt_words
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.step import unbuilt_words
 from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.search.question import SearchResult

@@ -13,8 +13,8 @@ from fsdpplan.cli.resolve.inputs import (
     refuse_question,
     slower_words,
 )
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.step import estimate
 from fsdpplan.run.plans import new_plan
 from fsdpplan.search.advice.alternatives import RecommendedPlan, advice
 from fsdpplan.search.advice.difference import Priced

@@ -19,7 +19,7 @@ from fsdpplan.cli.options.job import (
     ProgramOptions,
     SurvivalOptions,
 )
-from fsdpplan.cost.step import unbuilt_words
+from fsdpplan.cost.estimate import unbuilt_words
 from fsdpplan.emit.container import Container
 from fsdpplan.emit.job import Job, UserProgram
 from fsdpplan.emit.pods import Pods

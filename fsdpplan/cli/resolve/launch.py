@@ -25,7 +25,7 @@ from fsdpplan.cli.resolve.job import (
     steps_sentence,
     with_this_python,
 )
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.emit.folder import SCRIPT_NAME
 from fsdpplan.emit.job import Job, saves_to
 from fsdpplan.emit.nccl.cloud import gap_of

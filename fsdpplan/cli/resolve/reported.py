@@ -23,7 +23,7 @@ from fsdpplan.cli.resolve.found import best_of, priced, searched
 from fsdpplan.cli.resolve.goal import Goal, numbers_of, require_whole, terms_of
 from fsdpplan.cli.resolve.inputs import Inputs, question_of
 from fsdpplan.cost.bill import bill
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.files.ledger import same_run
 from fsdpplan.files.table import path_text

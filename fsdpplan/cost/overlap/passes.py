@@ -39,19 +39,14 @@ from fsdpplan.cost.overlap.exposed import (
     gather_waiting_seconds,
     reduction_exposed_seconds,
 )
-from fsdpplan.cost.overlap.streams import (
-    NO_SECONDS,
-    MicroBatch,
-    Timeline,
-    UnitSeconds,
-    fsdp_timeline,
-)
 from fsdpplan.cost.overlap.timing import block_times, ends_seconds
-from fsdpplan.cost.traffic.calls import group_level, group_seconds
-from fsdpplan.cost.traffic.data_parallel import root_gathered_dtype
+from fsdpplan.cost.play.clocks import Played, played
+from fsdpplan.cost.step.fsdp import NO_SECONDS, MicroBatch, UnitSeconds, fsdp_step
+from fsdpplan.cost.traffic.calls import call_seconds, group_level
+from fsdpplan.cost.traffic.data_parallel import root_gathered_dtype, size_calls
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.plan import Case, Collective
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import DTYPE_BYTES, Training
 from fsdpplan.spec.values import replace
 
@@ -160,22 +155,19 @@ def _moved(
     case = ways.case
     cluster, training, layout = case.cluster, case.training, case.layout
     device = cluster.device
-    gathered = size.padded_elements * DTYPE_BYTES[gathered_dtype]
-    reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
-    shard = reduced // group.ranks
-    again = regather_group(layout) if group == shard_group(layout) else group
-    copies = replicate_group(layout)
+    sent = size_calls(case, size, group, gathered_dtype, regathers=regathers)
     copy_out, copy_in = copy_seconds(
         size, training=training, device=device, gathered_dtype=gathered_dtype
     )
+    taken = {
+        name: sum(call_seconds(call, cluster) for call in calls)
+        for name, calls in sent._asdict().items()
+    }
     seconds = UnitSeconds(
         backward=flat_gradient_seconds(size, training=training, device=device),
-        gather=group_seconds(cluster, group, "all_gather", gathered),
-        regather=group_seconds(cluster, again, "all_gather", gathered) if regathers else 0.0,
-        reduce_scatter=group_seconds(cluster, group, "reduce_scatter", reduced),
-        all_reduce=group_seconds(cluster, copies, "all_reduce", shard),
         copy_out=copy_out,
         copy_in=copy_in,
+        **taken,
     )
     if layout.shard_ranks == 1:
         alone = _alone(
@@ -187,19 +179,18 @@ def _moved(
         )
         seconds = replace(seconds, copy_out=alone.copy_out, reduce_scatter=alone.reduce_scatter)
     rate = full_rate_bytes_per_second(device)
-
-    def share(taken: float, collective: Collective, size_bytes: int, ranks: int) -> float:
-        wire = wire_bytes(collective=collective, gathered_bytes=size_bytes, ranks=ranks)
-        return min(taken, wire / rate)
-
+    wire = {
+        name: sum(
+            wire_bytes(
+                collective=call.collective, gathered_bytes=call.call_bytes, ranks=call.group.ranks
+            )
+            for call in calls
+        )
+        for name, calls in sent._asdict().items()
+    }
     return _Moved(
         seconds=seconds.plus(_on_host(size, ranks=group.ranks, case=case, regathers=regathers)),
-        disturbing=UnitSeconds(
-            gather=share(seconds.gather, "all_gather", gathered, group.ranks),
-            regather=share(seconds.regather, "all_gather", gathered, again.ranks),
-            reduce_scatter=share(seconds.reduce_scatter, "reduce_scatter", reduced, group.ranks),
-            all_reduce=share(seconds.all_reduce, "all_reduce", shard, copies.ranks),
-        ),
+        disturbing=UnitSeconds(**{name: min(taken[name], wire[name] / rate) for name in taken}),
     )
 
 
@@ -403,39 +394,37 @@ def fsdp_passes(case: Case, stage: Stage) -> Passes:
     layout = case.layout
     batch = fsdp_micro_batch(case, stage)
     on_device = with_seconds(batch, upload=0.0, download=0.0, adding=0.0)
-    timeline = fsdp_timeline(
-        early=early_micro_batch(on_device, layout),
-        last=on_device,
-        num_microbatches=layout.num_microbatches,
-    )
+    step = played_step(early_micro_batch(on_device, layout), on_device, layout.num_microbatches)
     return Passes(
-        host_seconds=max(0.0, _offloaded(batch, layout).compute - timeline.compute)
+        host_seconds=max(0.0, _offloaded(batch, layout).seconds - step.seconds)
         if layout.offload == "cpu"
         else 0.0,
-        busy_seconds=timeline.compute - timeline.exposed,
+        busy_seconds=step.seconds - step.exposed,
         exposed=ExposedSeconds(
-            all_gather=timeline.gather_exposed,
-            reduce_scatter=timeline.reduce_scatter_exposed,
-            all_reduce=timeline.all_reduce_exposed,
+            all_gather=step.waited["all_gather"],
+            reduce_scatter=step.waited["reduce_scatter"],
+            all_reduce=step.waited["all_reduce"],
         ),
     )
 
 
-def _offloaded(batch: MicroBatch, layout: Layout) -> Timeline:
+@lru_cache(maxsize=8192)
+def played_step(
+    early: MicroBatch, last: MicroBatch, num_microbatches: int, first: MicroBatch | None = None
+) -> Played:
+    """A step's micro-batches played, as `fsdp_step` puts them together."""
+    return played(fsdp_step(early=early, last=last, num_microbatches=num_microbatches, first=first))
+
+
+def _offloaded(batch: MicroBatch, layout: Layout) -> Played:
     """The streams with what goes from and to the host: the first gradients of a step are copied
     there beside the passes, later ones are waited for and added."""
     copied = with_seconds(batch, adding=0.0)
     is_partial = layout.gradient_sync == "reduce_scatter_only" and layout.dp_replicate > 1
     if layout.gradient_sync == "last" or is_partial or layout.num_microbatches == 1:
-        return fsdp_timeline(
-            early=early_micro_batch(copied, layout),
-            last=copied,
-            num_microbatches=layout.num_microbatches,
-        )
+        return played_step(early_micro_batch(copied, layout), copied, layout.num_microbatches)
     added = with_seconds(batch, download=0.0)
-    return fsdp_timeline(
-        first=copied, early=added, last=added, num_microbatches=layout.num_microbatches
-    )
+    return played_step(added, added, layout.num_microbatches, copied)
 
 
 def with_seconds(batch: MicroBatch, **seconds: float) -> MicroBatch:

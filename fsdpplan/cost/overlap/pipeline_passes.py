@@ -42,8 +42,8 @@ from fsdpplan.cost.overlap.passes import (
     plain_seconds,
     with_seconds,
 )
-from fsdpplan.cost.overlap.streams import MicroBatch, pass_seconds
 from fsdpplan.cost.overlap.timing import block_times, block_work
+from fsdpplan.cost.play.clocks import played
 from fsdpplan.cost.schedule.stages import (
     StageKinds,
     layout_rank_stages,
@@ -57,6 +57,7 @@ from fsdpplan.cost.schedule.times import (
     reduced_seconds,
     simulate_pipeline,
 )
+from fsdpplan.cost.step.fsdp import MicroBatch, backward_pass, forward_pass
 from fsdpplan.cost.traffic.calls import Calls, call_seconds, group_seconds
 from fsdpplan.cost.traffic.data_parallel import reduced_rounds
 from fsdpplan.cost.traffic.rank import (
@@ -258,11 +259,12 @@ def regathering_seconds(case: Case, stage: Stage) -> Pair:
         head=replace(batch.head, **kept),
         root=replace(batch.root, **kept),
     )
-    bare = pass_seconds(with_seconds(alone, **kept, regather=0.0))
-    forward, backward = (
-        max(0.0, one - other) for one, other in zip(pass_seconds(alone), bare, strict=True)
+    bare = with_seconds(alone, **kept, regather=0.0)
+    more = (
+        max(0.0, played(one(alone)).seconds - played(one(bare)).seconds)
+        for one in (forward_pass, backward_pass)
     )
-    return forward, backward
+    return next(more), next(more)
 
 
 def _seconds_of(calls: Iterable[Calls], case: Case) -> float:

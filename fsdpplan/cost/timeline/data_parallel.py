@@ -1,15 +1,14 @@
 """Data parallelism laid out: all micro-batches of a rank that is in no pipeline.
 
-FSDP's streams as `overlap/streams` simulates them, written down as they run; a test holds both
-together, clock by clock. DDP, ZeRO-1 and ZeRO-2 as `overlap/exposed` prices them.
+FSDP's program as it is played. DDP, ZeRO-1 and ZeRO-2 as `overlap/exposed` prices them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import isclose
+from typing import Literal
 
 from fsdpplan.cost.model.shards import (
     NOTHING,
@@ -19,13 +18,6 @@ from fsdpplan.cost.model.shards import (
     end_units,
     gradient_syncs,
     unit_cases,
-)
-from fsdpplan.cost.network.placement import (
-    Group,
-    expert_shard_group,
-    regather_group,
-    replicate_group,
-    shard_group,
 )
 from fsdpplan.cost.overlap.exposed import (
     bucket_seconds,
@@ -38,8 +30,10 @@ from fsdpplan.cost.overlap.passes import (
     fsdp_passes,
     with_seconds,
 )
-from fsdpplan.cost.overlap.streams import MicroBatch, UnitSeconds, fsdp_timeline
 from fsdpplan.cost.overlap.timing import gradient_seconds
+from fsdpplan.cost.play.clocks import Clocks
+from fsdpplan.cost.step.fsdp import UPDATE, MicroBatch, backward_pass, forward_pass
+from fsdpplan.cost.step.program import Op, operations
 from fsdpplan.cost.timeline.events import Detail
 from fsdpplan.cost.timeline.lanes import Lanes, Mark, Sent, sent_calls
 from fsdpplan.cost.timeline.pieces import (
@@ -52,15 +46,16 @@ from fsdpplan.cost.timeline.pieces import (
 )
 from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.cost.traffic.data_parallel import (
+    UnitCalls,
+    block_unit_calls,
     buckets,
+    end_unit_calls,
     is_reduced,
     parameter_calls,
     reductions,
-    root_gathered_dtype,
 )
 from fsdpplan.cost.traffic.rank import tp_gradient_calls, tp_pass_calls
-from fsdpplan.spec.plan import Case, Collective
-from fsdpplan.spec.training import DTYPE_BYTES
+from fsdpplan.spec.plan import Case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,76 +80,48 @@ def _named(label: str, unit: str) -> str:
     return f"{label} ({unit})" if unit else label
 
 
-def moved_unit(
-    case: Case,
-    name: str,
-    sizes: Sequence[tuple[UnitSize, Group]],
-    dtype: str,
-    *,
-    regathers: bool,
-) -> Unit:
-    """The collectives of a unit, of which experts may be sharded over fewer ranks."""
-    training, layout = case.training, case.layout
-    copies = replicate_group(layout)
+def _moved_unit(case: Case, name: str, *parts: UnitCalls) -> Unit:
+    """A unit that computes nothing yet; experts of each of its blocks are sent by themselves."""
+    calls = UnitCalls(*(tuple(chain(*of)) for of in zip(*parts, strict=True)))
 
-    def sent(collective: Collective, group: Group, elements: int, of: str, label: str) -> Sent:
-        calls = Calls(
-            collective=collective,
-            group=group,
-            dtype=of,
-            count=1,
-            call_bytes=elements * DTYPE_BYTES[of],
+    def sent(of: tuple[Calls, ...], label: str) -> tuple[Sent, ...]:
+        return tuple(
+            sent_calls(call, case.cluster, stream=call.collective, name=_named(label, name))
+            for call in of
+            if call.group.ranks > 1
+            for _ in range(call.count)
         )
-        return sent_calls(calls, case.cluster, stream=collective, name=_named(label, name))
 
-    gathers, again, scatters, reduces = [], [], [], []
-    for size, group in sizes:
-        if size == NOTHING:
-            continue
-        elements, reduced = size.padded_elements, training.reduce_dtype
-        if group.ranks > 1:
-            gathers.append(sent("all_gather", group, elements, dtype, "FSDP::all_gather"))
-            scatters.append(
-                sent("reduce_scatter", group, elements, reduced, "FSDP::post_backward_reduce")
-            )
-        behind = regather_group(layout) if group == shard_group(layout) else group
-        if regathers and layout.reshard_after_forward != "never" and behind.ranks > 1:
-            again.append(sent("all_gather", behind, elements, dtype, "FSDP::all_gather"))
-        if copies.ranks > 1:
-            shard = elements // group.ranks
-            reduces.append(sent("all_reduce", copies, shard, reduced, "FSDP::post_backward_reduce"))
+    gathered, reduced = "FSDP::all_gather", "FSDP::post_backward_reduce"
     return Unit(
         name=name,
-        gathers=tuple(gathers),
-        regathers=tuple(again),
-        scatters=tuple(scatters),
-        reduces=tuple(reduces),
+        gathers=sent(calls.gather, gathered),
+        regathers=sent(calls.regather, gathered),
+        scatters=sent(calls.reduce_scatter, reduced),
+        reduces=sent(calls.all_reduce, reduced),
     )
 
 
 def stage_units(case: Case, stage: Stage, *, detail: Detail, first_block: int = 0) -> list[Unit]:
     """The units of one virtual stage in the order of forward: that of the embedding before those of
     blocks, that of the head behind them, and the root last of all."""
-    layout, ends = case.layout, end_units(case, stage)
-    shard, experts = shard_group(layout), expert_shard_group(layout)
+    ends = end_units(case, stage)
     done, units = 0, []
     for unit in block_units(case, stage):
         own = [block_pieces(each) for each, blocks in unit_cases(case, unit) for _ in range(blocks)]
         if detail != "kernels":
             own = [each.merged() for each in own]
+        calls = block_unit_calls(case, unit)
         for _ in range(unit.number):
             numbers = range(first_block + done, first_block + done + unit.blocks)
             name = ", ".join(f"layers.{number}" for number in numbers)
-            sizes = ((unit.size, shard), *((unit.experts, experts),) * unit.expert_blocks)
-            dtype = case.training.gathered_dtype
-            made = moved_unit(case, name, sizes, dtype, regathers=True)
+            made = _moved_unit(case, name, *calls)
             blocks = zip(numbers, own, strict=True)
             units.append(replace(made, blocks=tuple(blocks)))
             done += unit.blocks
 
     def end(name: str, size: UnitSize, of: Stage | None) -> Unit:
-        dtype = root_gathered_dtype(case.training)
-        made = moved_unit(case, name, ((size, shard),), dtype, regathers=False)
+        made = _moved_unit(case, name, end_unit_calls(case, size))
         return made if of is None else replace(made, ends=end_pieces(case, of))
 
     if ends.tables == NOTHING and ends.head == NOTHING:
@@ -190,15 +157,6 @@ class GradientSeconds:
             lanes.add(self.each, what, "gradients", "compute", mark=mark, inserted=True)
 
 
-@dataclass(slots=True)
-class _Clocks:
-    """Where the streams are."""
-
-    compute: float = 0.0
-    shard: float = 0.0
-    replicate: float = 0.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
     """What all micro-batches of a rank have in common."""
@@ -215,44 +173,37 @@ class _Shape:
 
 
 def fsdp_lanes(case: Case, stage: Stage, *, detail: Detail, detailed: int) -> Lanes:
-    """All micro-batches under FSDP. Of many equal ones two are laid out and the second repeated, as
-    `fsdp_timeline` does; those behind the first `detailed` are shown pass by pass, but the last."""
+    """All micro-batches under FSDP; those behind the first `detailed` are shown pass by pass, but
+    the last. What the clocks leave out goes as the micro-batch before it."""
     layout = case.layout
     number = layout.num_microbatches
     batch = fsdp_micro_batch(case, stage)
     last = with_seconds(batch, upload=0.0, download=0.0, adding=0.0)
     early = early_micro_batch(last, layout)
     host_seconds = fsdp_passes(case, stage).host_seconds if layout.offload == "cpu" else 0.0
+    uploads = (unit.upload for unit, alike in batch.all_runs for _ in range(alike))
     shape = _Shape(
         case=case,
         units=stage_units(case, stage, detail=detail),
         ends=ends_sent(case, stage),
         host_seconds=host_seconds / number,
         gradients=GradientSeconds.of(case, (stage,)),
-        on_host=tuple(unit.upload for unit in (*batch.units, batch.root)),
+        on_host=(*uploads, batch.root.upload),
     )
-    lanes, part, clocks, before = Lanes(), Lanes(), _Clocks(), _Clocks()
-    for index in range(min(2, number - 1)):
-        before = replace(clocks)
-        part = _micro_batch(shape, early, clocks, index, is_last=False)
-        lanes.take(part if index < detailed and detail != "passes" else part.by_pass())
-    advance = clocks.compute - before.compute
-    later = clocks.replicate - before.replicate
-    repeated = max(0, number - 3)
     whole = detailed if detail != "passes" else 0
-    lanes.repeat(part, range(2, number - 1), advance, whole=whole, others={"all_reduce": later})
-    clocks.compute += repeated * advance
-    if repeated:
-        clocks.shard += repeated * advance
-        clocks.replicate += repeated * later
-    part = _micro_batch(shape, last, clocks, number - 1, is_last=True)
-    lanes.take(part if detail != "passes" else part.by_pass())
+    lanes, part, clocks = Lanes(), Lanes(), Clocks()
+    shown, advance, later = 0, 0.0, 0.0
+    for index in chain(clocks.rounds(number - 1), (number - 1,)):
+        lanes.repeat(part, range(shown, index), advance, whole=whole, others={"all_reduce": later})
+        compute, replicate = clocks.compute, clocks.last["replicate"]
+        is_last = index == number - 1
+        part = _micro_batch(shape, last if is_last else early, clocks, index)
+        is_whole = index < whole or (is_last and detail != "passes")
+        lanes.take(part if is_whole else part.by_pass())
+        advance, later = clocks.compute - compute, clocks.last["replicate"] - replicate
+        shown = index + 1
     lanes.clock = clocks.compute
-    mark = Mark(direction="backward", micro_batch=number - 1)
-    lanes.wait(clocks.shard - lanes.clock, "reduce_scatter", mark=mark)
-    lanes.wait(clocks.replicate - lanes.clock, "all_reduce", mark=mark)
-    expected = fsdp_timeline(early=early, last=last, num_microbatches=number).compute
-    assert isclose(lanes.clock, expected, rel_tol=1e-9, abs_tol=1e-12)
+    _lay(shape, lanes, clocks, UPDATE, Mark(direction="backward", micro_batch=number - 1))
     return lanes
 
 
@@ -283,150 +234,90 @@ def tp_gradient_sent(case: Case, stage: Stage) -> tuple[Sent, ...]:
     )
 
 
-def _micro_batch(
-    shape: _Shape, batch: MicroBatch, clocks: _Clocks, index: int, *, is_last: bool
-) -> Lanes:
-    """One forward and backward pass, and the clocks behind it."""
+def _micro_batch(shape: _Shape, batch: MicroBatch, clocks: Clocks, index: int) -> Lanes:
+    """One forward and backward pass, played from where the clocks are."""
     part = Lanes(clock=clocks.compute)
-    _forward(shape, batch, part, clocks, Mark(direction="forward", micro_batch=index))
+    forward = Mark(direction="forward", micro_batch=index)
+    backward = Mark(direction="backward", micro_batch=index)
+    for op in operations(forward_pass(batch)):
+        _lay(shape, part, clocks, op, forward)
     for sent in shape.ends[0]:
-        part.insert_wait(sent, "tp", mark=Mark(direction="forward", micro_batch=index))
-    mark = Mark(direction="backward", micro_batch=index)
-    _backward(shape, batch, part, clocks, mark, is_last=is_last)
-    shape.gradients.put(part, mark)
+        part.insert_wait(sent, "tp", mark=forward)
+    for op in operations(backward_pass(batch)):
+        _lay(shape, part, clocks, op, backward)
+    shape.gradients.put(part, backward)
     for sent in shape.ends[1]:
-        part.insert_wait(sent, "tp", mark=mark)
+        part.insert_wait(sent, "tp", mark=backward)
     if shape.host_seconds:
-        part.add(
-            shape.host_seconds,
-            "copies from and to the host",
-            "host",
-            "host",
-            mark=mark,
-            inserted=True,
-        )
-    clocks.compute = part.clock
+        what = "copies from and to the host"
+        part.add(shape.host_seconds, what, "host", "host", mark=backward, inserted=True)
     return part
 
 
-def _gather(
-    part: Lanes, sents: tuple[Sent, ...], end: float, mark: Mark, upload: float, name: str
-) -> None:
-    """All-gathers that end then, and the copy from the host before them."""
-    begin = part.send_all(sents, end, mark)
-    if upload:
-        part.send(begin, Sent(stream="upload", name=name, seconds=upload, kind="upload"), mark)
-
-
-def _forward(shape: _Shape, batch: MicroBatch, part: Lanes, clocks: _Clocks, mark: Mark) -> None:
-    """As `overlap/streams`, `_forward`."""
-    root, cluster = batch.root, shape.case.cluster
-    *units, root_unit = shape.units
-    clocks.shard = max(clocks.shard, part.clock) + root.gather
-    _gather(part, root_unit.gathers, clocks.shard, mark, shape.on_host[-1], "root")
-    part.wait(clocks.shard - part.clock, "all_gather", mark=mark)
-    part.add(root.copy_out, "FSDP::all_gather_copy_out", "copy", "compute", mark=mark)
-    freed_before = freed = part.clock
-    for unit, seconds, upload in zip(units, batch.units, shape.on_host, strict=False):
-        clocks.shard = max(clocks.shard, freed_before) + seconds.gather
-        _gather(part, unit.gathers, clocks.shard, mark, upload, unit.name)
-        part.wait(clocks.shard - part.clock, "all_gather", mark=mark)
-        name = _named("FSDP::all_gather_copy_out", unit.name)
-        part.add(seconds.copy_out, name, "copy", "compute", mark=mark)
-        copied = part.clock
-        for number, passes in unit.blocks:
-            own = replace(mark, block=number)
-            part.pieces(passes.forward, cluster, own, prefix=f"layers.{number}")
-        part.pieces(unit.ends.forward, cluster, mark)
-        part.clock = copied + seconds.forward
-        freed_before, freed = freed, part.clock if batch.is_flat else copied
-    begin = part.clock
-    part.pieces(root_unit.ends.forward, cluster, mark)
-    part.clock = begin + root.forward
-
-
-def _backward(
-    shape: _Shape,
-    batch: MicroBatch,
-    part: Lanes,
-    clocks: _Clocks,
-    mark: Mark,
-    *,
-    is_last: bool,
-) -> None:
-    """As `overlap/streams`, `_backward`."""
-    root, cluster = batch.root, shape.case.cluster
-    *units, root_unit = shape.units
-    begin = part.clock
-    part.pieces(root_unit.ends.backward, cluster, mark)
-    part.clock = begin + root.backward
-    regathered = reduced = 0.0
-    seconds = batch.units
-    if seconds and seconds[-1].regather:
-        clocks.shard = regathered = max(clocks.shard, begin) + seconds[-1].regather
-        _gather(part, units[-1].regathers, regathered, mark, shape.on_host[-2], units[-1].name)
-    for at in range(len(seconds) - 1, -1, -1):
-        one, unit = seconds[at], units[at]
-        if one.regather:
-            part.wait(regathered - part.clock, "all_gather", mark=mark)
+def _lay(shape: _Shape, part: Lanes, clocks: Clocks, op: Op, mark: Mark) -> None:
+    """An operation as it is played: what the compute stream waits for, and what it does then; of
+    another stream when it ends."""
+    unit, copied = shape.units[op.unit], shape.on_host[op.unit]
+    waited = dict(clocks.waited)
+    clocks.do(op)
+    end = clocks.last[op.stream]
+    for cause, seconds in clocks.waited.items():
+        part.wait(seconds - waited[cause], cause, mark=mark)
+    match op.name:
+        case "gather" | "regather":
+            sents = unit.gathers if op.name == "gather" else unit.regathers
+            begin = part.send_all(sents, end, mark)
+            _copy(part, "upload", copied, begin, unit, mark)
+        case "copy_out":
             name = _named("FSDP::all_gather_copy_out", unit.name)
-            part.add(one.copy_out, name, "copy", "compute", mark=mark)
-        if at and seconds[at - 1].regather:
-            clocks.shard = regathered = max(clocks.shard, part.clock) + seconds[at - 1].regather
-            upload = shape.on_host[at - 1]
-            _gather(part, units[at - 1].regathers, regathered, mark, upload, units[at - 1].name)
-        begin = part.clock
-        part.pieces(unit.ends.backward, cluster, mark)
-        for number, passes in reversed(unit.blocks):
-            own = replace(mark, block=number)
-            part.pieces(passes.backward, cluster, own, prefix=f"layers.{number}")
-        flat = begin + one.backward - part.clock
-        if flat > 1e-9 * one.backward:  # FSDP1 concatenates the gradients of a flat parameter
-            part.add(flat, f"{unit.name} gradients", "gradients", "compute", mark=mark)
-        part.clock = begin + one.backward
-        if one.reduce_scatter:
-            if not batch.is_flat:
-                part.wait(reduced - part.clock, "reduce_scatter", mark=mark)
-            _reduce(shape, batch, part, clocks, (unit, one, shape.on_host[at]), mark)
-            reduced = clocks.shard
-        else:
-            _reduce_alone(shape, part, unit, mark, is_last=is_last)
-    if root.reduce_scatter:
-        if not batch.is_flat:
-            part.wait(reduced - part.clock, "reduce_scatter", mark=mark)
-        _reduce(shape, batch, part, clocks, (root_unit, root, shape.on_host[-1]), mark)
-    else:
-        _reduce_alone(shape, part, root_unit, mark, is_last=is_last)
+            part.add(op.seconds, name, "copy", "compute", mark=mark)
+        case "forward":
+            _forward(shape, part, unit, mark)
+        case "backward":
+            _backward(shape, part, unit, op.seconds, mark)
+        case "copy_in":
+            name = _named("FSDP::post_backward_reduce", unit.name)
+            part.add(op.seconds, name, "copy", "compute", mark=mark)
+        case "reduce_scatter":
+            part.send_all(unit.scatters, end, mark)
+            if not unit.reduces:
+                _copy(part, "download", copied, end + copied, unit, mark)
+        case "all_reduce":
+            part.send_all(unit.reduces, end, mark)
+            _copy(part, "download", copied, end + copied, unit, mark)
+    if op.stream == "compute":
+        part.clock = end
 
 
-def _reduce(
-    shape: _Shape,
-    batch: MicroBatch,
+def _copy(
     part: Lanes,
-    clocks: _Clocks,
-    of: tuple[Unit, UnitSeconds, float],
+    way: Literal["upload", "download"],
+    seconds: float,
+    end: float,
+    unit: Unit,
     mark: Mark,
 ) -> None:
-    """Gradients copied, reduced over the shards, and over the copies of these."""
-    unit, seconds, download = of
-    name = _named("FSDP::post_backward_reduce", unit.name)
-    part.add(seconds.copy_in, name, "copy", "compute", mark=mark)
-    done = clocks.shard = max(clocks.shard, part.clock) + seconds.reduce_scatter
-    part.send_all(unit.scatters, clocks.shard, mark)
-    if seconds.all_reduce:
-        done = clocks.replicate = max(clocks.shard, clocks.replicate) + seconds.all_reduce
-        part.send_all(unit.reduces, clocks.replicate, mark)
-        if batch.links_shared:
-            clocks.shard = clocks.replicate
-    if download:
-        sent = Sent(stream="download", name=unit.name or "root", seconds=download, kind="download")
-        part.send(done + download, sent, mark)
+    """Of a unit's shard from the host, or of its gradient there."""
+    if seconds:
+        part.send(end, Sent(stream=way, name=unit.name or "root", seconds=seconds, kind=way), mark)
 
 
-def _reduce_alone(shape: _Shape, part: Lanes, unit: Unit, mark: Mark, *, is_last: bool) -> None:
-    """All-reduces of what no other rank has a shard of: the overlap model hides them."""
-    if not unit.scatters and (is_last or shape.case.layout.gradient_sync == "every"):
-        part.send_all(unit.reduces, part.clock + sum(one.seconds for one in unit.reduces), mark)
+def _forward(shape: _Shape, part: Lanes, unit: Unit, mark: Mark) -> None:
+    for number, passes in unit.blocks:
+        own = replace(mark, block=number)
+        part.pieces(passes.forward, shape.case.cluster, own, prefix=f"layers.{number}")
+    part.pieces(unit.ends.forward, shape.case.cluster, mark)
+
+
+def _backward(shape: _Shape, part: Lanes, unit: Unit, seconds: float, mark: Mark) -> None:
+    begin = part.clock
+    part.pieces(unit.ends.backward, shape.case.cluster, mark)
+    for number, passes in reversed(unit.blocks):
+        own = replace(mark, block=number)
+        part.pieces(passes.backward, shape.case.cluster, own, prefix=f"layers.{number}")
+    flat = begin + seconds - part.clock
+    if flat > 1e-9 * seconds:  # FSDP1 concatenates the gradients of a flat parameter
+        part.add(flat, f"{unit.name} gradients", "gradients", "compute", mark=mark)
 
 
 def replica_lanes(case: Case, stage: Stage, *, detail: Detail, detailed: int) -> Lanes:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from fsdpplan.cost.estimate import StepTime, step_time
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.stages import pipeline_ranks
-from fsdpplan.cost.step import StepTime, step_time
 from fsdpplan.cost.timeline.data_parallel import (
     fsdp_lanes,
     replica_lanes,

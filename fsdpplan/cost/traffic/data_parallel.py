@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from math import prod
+from typing import NamedTuple
 
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import LowRank, formats, low_rank
@@ -38,6 +39,7 @@ from fsdpplan.cost.model.params import (
 )
 from fsdpplan.cost.model.shards import (
     NOTHING,
+    BlockUnit,
     Stage,
     UnitSize,
     block_kinds,
@@ -63,11 +65,71 @@ from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case, Collective
 from fsdpplan.spec.training import DTYPE_BYTES, Training
+from fsdpplan.spec.values import replace
 
 
 def root_gathered_dtype(training: Training) -> str:
     """Embedding, norms and head are never gathered in fp8."""
     return "fp32" if training.traits.gathers_fp32 else training.activation_dtype
+
+
+class UnitCalls(NamedTuple):
+    """The collectives of an FSDP unit, each once, under the names of the operations that move it in
+    its program."""
+
+    gather: tuple[Calls, ...] = ()
+    reduce_scatter: tuple[Calls, ...] = ()
+    all_reduce: tuple[Calls, ...] = ()
+    """None without copies of the shards."""
+    regather: tuple[Calls, ...] = ()
+    """None where forward's copy is kept."""
+
+
+def size_calls(
+    case: Case, size: UnitSize, group: Group, dtype: str, *, regathers: bool, number: int = 1
+) -> UnitCalls:
+    """Of parameters that are sharded over `group` and gathered in `dtype`, `number` times one after
+    another; `regathers`: in backward again, unless resharding is off."""
+    training, layout = case.training, case.layout
+    if size == NOTHING or not number:
+        return UnitCalls()
+    gathered = size.padded_elements * DTYPE_BYTES[dtype]
+    reduced = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
+    again = regather_group(layout) if group == shard_group(layout) else group
+
+    def calls(collective: Collective, over: Group, of: str, size_bytes: int) -> tuple[Calls, ...]:
+        one = Calls(
+            collective=collective, group=over, dtype=of, count=number, call_bytes=size_bytes
+        )
+        return (one,)
+
+    copies = replicate_group(layout)
+    is_again = regathers and layout.reshard_after_forward != "never"
+    return UnitCalls(
+        gather=calls("all_gather", group, dtype, gathered),
+        reduce_scatter=calls("reduce_scatter", group, training.reduce_dtype, reduced),
+        all_reduce=calls("all_reduce", copies, training.reduce_dtype, reduced // group.ranks)
+        if layout.dp_replicate > 1
+        else (),
+        regather=calls("all_gather", again, dtype, gathered) if is_again else (),
+    )
+
+
+def block_unit_calls(case: Case, unit: BlockUnit) -> tuple[UnitCalls, ...]:
+    """Of a unit of blocks, and of the routed experts of its blocks, which expert parallelism makes
+    units of their own."""
+    layout, dtype, number = case.layout, case.training.gathered_dtype, unit.expert_blocks
+    experts = expert_shard_group(layout)
+    return (
+        size_calls(case, unit.size, shard_group(layout), dtype, regathers=True),
+        size_calls(case, unit.experts, experts, dtype, regathers=True, number=number),
+    )
+
+
+def end_unit_calls(case: Case, size: UnitSize) -> UnitCalls:
+    """Of a unit of what no block holds, which is not gathered again."""
+    dtype = root_gathered_dtype(case.training)
+    return size_calls(case, size, shard_group(case.layout), dtype, regathers=False)
 
 
 def fsdp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
@@ -76,44 +138,31 @@ def fsdp_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     Each micro-batch gathers every unit in forward and, unless resharding is off, every unit of
     blocks again in backward. Under pipelining with reshard never, a step gathers once, or as
     often as torch drops a stage of many; blocks that are resharded also once for each forward
-    pass, in the pass behind it. With expert parallelism the routed experts of each block are a unit
-    of their own.
+    pass, in the pass behind it.
     """
     training, layout = case.training, case.layout
-    shard, experts = shard_group(layout), expert_shard_group(layout)
-    dtype = training.gathered_dtype
+    syncs = gradient_syncs(layout)
+    if layout.pp > 1:
+        syncs = reduced_rounds(training=training, layout=layout)
+    whole = syncs if layout.gradient_sync == "every" else 1
     for piece in stage.pieces:
         gathers = of_blocks = layout.num_microbatches
+        again = layout.num_microbatches if layout.pp == 1 else 0
         if layout.pp > 1:
-            gathers = 1 if case.training.traits.keeps_stages else piece.gathers
+            gathers = 1 if training.traits.keeps_stages else piece.gathers
             of_blocks = gathers + (layout.num_microbatches if layout.reshards_stages else 0)
-        for unit in block_units(case, piece):
-            for size, group, number in (
-                (unit.size, shard, unit.number),
-                (unit.experts, experts, unit.number * unit.expert_blocks),
-            ):
-                yield from _unit_calls(
-                    size,
-                    group,
-                    dtype,
-                    number,
-                    of_blocks,
-                    training=training,
-                    layout=layout,
-                    regathers=layout.pp == 1,
-                )
-        ends = end_units(case, piece)
+        blocks, ends = block_units(case, piece), end_units(case, piece)
+        units = [
+            (calls, unit.number, of_blocks)
+            for unit in blocks
+            for calls in block_unit_calls(case, unit)
+        ]
         for size in (ends.tables, ends.head, ends.root):
-            yield from _unit_calls(
-                size,
-                shard,
-                root_gathered_dtype(training),
-                1,
-                gathers,
-                training=training,
-                layout=layout,
-                regathers=False,
-            )
+            units.append((end_unit_calls(case, size), 1, gathers))
+        for unit, number, gathered in units:
+            for calls, times in zip(unit, (gathered, syncs, whole, again), strict=True):
+                for call in calls if times else ():
+                    yield replace(call, count=call.count * number * times)
     yield from scale_calls(case, stage)
 
 
@@ -147,59 +196,6 @@ def reduced_rounds(*, training: Training, layout: Layout) -> int:
     return number // round_microbatches(
         schedule=layout.schedule, pp=layout.pp, num_microbatches=number
     )
-
-
-def _unit_calls(
-    size: UnitSize,
-    group: Group,
-    gathered_dtype: str,
-    number: int,
-    gathers: int,
-    *,
-    training: Training,
-    layout: Layout,
-    regathers: bool,
-) -> Iterator[Calls]:
-    """Calls of `number` equal units that are sharded over `group` and gathered `gathers` times."""
-    if size == NOTHING:
-        return
-    syncs = (
-        reduced_rounds(training=training, layout=layout)
-        if layout.pp > 1
-        else gradient_syncs(layout)
-    )
-    gathered_bytes = size.padded_elements * DTYPE_BYTES[gathered_dtype]
-    reduced_bytes = size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
-    yield Calls(
-        collective="all_gather",
-        group=group,
-        dtype=gathered_dtype,
-        count=gathers * number,
-        call_bytes=gathered_bytes,
-    )
-    yield Calls(
-        collective="reduce_scatter",
-        group=group,
-        dtype=training.reduce_dtype,
-        count=syncs * number,
-        call_bytes=reduced_bytes,
-    )
-    if layout.dp_replicate > 1:
-        yield Calls(
-            collective="all_reduce",
-            group=replicate_group(layout),
-            dtype=training.reduce_dtype,
-            count=(syncs if layout.gradient_sync == "every" else 1) * number,
-            call_bytes=reduced_bytes // group.ranks,
-        )
-    if regathers and layout.reshard_after_forward != "never":
-        yield Calls(
-            collective="all_gather",
-            group=regather_group(layout) if group == shard_group(layout) else group,
-            dtype=gathered_dtype,
-            count=gathers * number,
-            call_bytes=gathered_bytes,
-        )
 
 
 def norm_calls(case: Case, stage: Stage) -> Iterator[Calls]:

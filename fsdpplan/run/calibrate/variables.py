@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.nccl.environment import environment
 from fsdpplan.files.catalogue import load_model

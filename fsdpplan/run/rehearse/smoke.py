@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
+from fsdpplan.cost.estimate import unbuilt_words
 from fsdpplan.cost.schedule.order import microbatches_refusal
 from fsdpplan.cost.schedule.stages import named_stages
-from fsdpplan.cost.step import unbuilt_words
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.layout import Layout

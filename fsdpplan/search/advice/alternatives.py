@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.cost.network.collectives import collective_seconds
 from fsdpplan.cost.network.placement import group_placement
-from fsdpplan.cost.step import estimate
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
 from fsdpplan.search.rules.legality import question_problem

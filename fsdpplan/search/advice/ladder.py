@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
-from fsdpplan.cost.step import estimate
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.legality import in_pieces, legal_layout_problem
 from fsdpplan.spec.layout import (

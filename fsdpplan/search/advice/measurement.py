@@ -19,7 +19,7 @@ from math import exp, log
 from typing import Literal
 
 from fsdpplan.cost.band import NORMAL_80, log_error
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.search.advice.sensitivity import rates_and_constants, with_value
 from fsdpplan.spec.cluster import StepError

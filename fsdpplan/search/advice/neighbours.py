@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 
+from fsdpplan.cost.estimate import step_time
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
-from fsdpplan.cost.step import step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.search.pins import Pins, changed_pins
 from fsdpplan.search.rules.legality import first_problem, in_pieces, problems

@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields, replace
 from math import log
 from typing import Any, Literal
 
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.search.advice.difference import kept_layout
 from fsdpplan.search.rules.legality import legal_layout_problem

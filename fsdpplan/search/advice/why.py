@@ -27,8 +27,8 @@ from math import sqrt
 from typing import Any
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.step import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.search.advice.difference import Priced
 from fsdpplan.search.enumerate import divisors

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypedDict
 
+from fsdpplan.cost.estimate import slowest_factor
 from fsdpplan.cost.kernels.rates import untiled
 from fsdpplan.cost.least import (
     Pair,
@@ -36,7 +37,6 @@ from fsdpplan.cost.schedule.stages import (
     pipeline_stages,
     stage_kinds,
 )
-from fsdpplan.cost.step import slowest_factor
 from fsdpplan.search.bounds.room import Known, Room
 from fsdpplan.search.bounds.works import Passing, Work, Works, least_passing, least_work
 from fsdpplan.search.enumerate import (

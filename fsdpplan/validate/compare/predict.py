@@ -18,8 +18,8 @@ from statistics import mean
 from typing import TypeVar
 
 from fsdpplan.cost.band import peak_factor, widened, with_band
+from fsdpplan.cost.estimate import estimate, step_time
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.step import estimate, step_time
 from fsdpplan.errors import SpecError
 from fsdpplan.files.runs.table import MeasuredRun, MemoryKind
 from fsdpplan.spec.cluster import Cluster, Device, Evidence

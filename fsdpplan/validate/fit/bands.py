@@ -37,7 +37,7 @@ from fsdpplan.cost.band import (
     step_shares,
     widened,
 )
-from fsdpplan.cost.step import HOST_LOG_ERROR
+from fsdpplan.cost.estimate import HOST_LOG_ERROR
 from fsdpplan.files.profiles.catalogue import profile_text, profiles_folder
 from fsdpplan.files.profiles.devices import PHYSICS
 from fsdpplan.files.profiles.edit import with_numbers, with_source

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from math import exp, log
 
 from fsdpplan.cost.band import step_shares
+from fsdpplan.cost.estimate import slower_host_seconds
 from fsdpplan.cost.schedule.stages import layout_stage_blocks
-from fsdpplan.cost.step import slower_host_seconds
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import TimeBreakdown

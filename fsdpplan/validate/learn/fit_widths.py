@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import exp, log
 
-from fsdpplan.cost.step import HOST_LOG_ERROR
+from fsdpplan.cost.estimate import HOST_LOG_ERROR
 from fsdpplan.files.learning import write_widths
 from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
 from fsdpplan.spec.ledger import Widths, Workload

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import log
 from statistics import median
 
-from fsdpplan.cost.step import step_time
+from fsdpplan.cost.estimate import step_time
 from fsdpplan.errors import FsdpPlanError, SpecError
 from fsdpplan.files.profiles.catalogue import load_device, profile_names
 from fsdpplan.search.advice.words import degrees

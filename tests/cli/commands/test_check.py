@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.files.plans import read_plan
 from fsdpplan.validate.check.quantities import plan_quantities
 from tests.cli.small import answer, show, words

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.cli.app import exit_code_of
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.files.plans import read_plan
 from fsdpplan.search.advice.sensitivity import with_value
 from tests.cli.small import answer, on_a_machine_without_gpus, saved_plan, words

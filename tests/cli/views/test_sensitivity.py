@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fsdpplan.cli.resolve.inputs import Inputs
 from fsdpplan.cli.views.sensitivity import MOST_KINKS, Followed, sensitivity_screen
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.search.advice.difference import Priced
 from fsdpplan.search.advice.measurement import measurements
 from fsdpplan.search.advice.sensitivity import rates_and_constants, sensitivities, with_value

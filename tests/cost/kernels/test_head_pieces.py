@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.kernels.head import loss_pieces
 from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.cost.overlap.timing import layout_head_seconds
-from fsdpplan.cost.step import estimate
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.kernels.optimizer import (
     NEWTON_SCHULZ_STEPS,
     Matrices,
@@ -18,7 +19,6 @@ from fsdpplan.cost.kernels.optimizer import (
 from fsdpplan.cost.memory.ledger import rank_state
 from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.cost.network.placement import Group
-from fsdpplan.cost.step import estimate
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.model import Experts

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.step import trainer_builds
+from fsdpplan.cost.estimate import trainer_builds
 from fsdpplan.files.catalogue import load_model, model_names
 from fsdpplan.spec.model import Model
 from fsdpplan.trainer.config import parse_plan

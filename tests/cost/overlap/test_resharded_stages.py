@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fsdpplan.cost.estimate import step_time
 from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.overlap.pipeline_passes import pipeline_parts, regathering_seconds
 from fsdpplan.cost.schedule.actions import BACKWARD, FORWARD, regathering_passes
 from fsdpplan.cost.schedule.order import rank_actions
 from fsdpplan.cost.schedule.stages import pipeline_ranks
-from fsdpplan.cost.step import step_time
 from fsdpplan.cost.timeline.timeline import step_timeline
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.report.of_plan import plan_report

@@ -8,7 +8,6 @@ from fsdpplan.cost.model.shards import block_size, whole_model
 from fsdpplan.cost.network.placement import Group, shard_group
 from fsdpplan.cost.overlap.exposed import bucket_seconds
 from fsdpplan.cost.overlap.passes import copy_seconds, flat_gradient_seconds, fsdp_micro_batch
-from fsdpplan.cost.overlap.streams import UnitSeconds
 from fsdpplan.cost.overlap.timing import (
     block_work,
     gradient_seconds,
@@ -16,6 +15,7 @@ from fsdpplan.cost.overlap.timing import (
     layout_optimizer_seconds,
     optimizer_elements,
 )
+from fsdpplan.cost.step.fsdp import UnitSeconds
 from fsdpplan.cost.traffic.calls import group_level, group_seconds
 from tests.cost.problems import SMALL, Case, case
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdpplan.cost.estimate import step_time
 from fsdpplan.cost.memory.peak import stage_memory
 from fsdpplan.cost.model.mixers import indexer_tensors, mixer_tensors
 from fsdpplan.cost.overlap.exposed import ExposedSeconds, collective_costs
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
-from fsdpplan.cost.step import step_time
 from fsdpplan.cost.timeline.events import COMPUTE, Timeline
 from fsdpplan.cost.timeline.pieces import block_pieces, own_blocks
 from fsdpplan.cost.timeline.timeline import step_timeline

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.traffic.block_calls import block_calls
 from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.spec.plan import Case

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.schedule.stages import pipeline_ranks
-from fsdpplan.cost.step import estimate
 from fsdpplan.cost.traffic.rank import table_calls, table_gradient_bytes, table_seconds
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpplan.cost.step import trainer_builds
+from fsdpplan.cost.estimate import trainer_builds
 from fsdpplan.errors import LaunchError
 from fsdpplan.run.rehearse.smoke import SEQ_LEN, smoke_layout, smoke_plan
 from fsdpplan.spec.model import Experts

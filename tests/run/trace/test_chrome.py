@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from fsdpplan.cost.step import step_time
+from fsdpplan.cost.estimate import step_time
 from fsdpplan.cost.timeline.timeline import step_timeline
 from fsdpplan.run.trace.chrome import stage_rank, trace_document
 from fsdpplan.run.trace.overlay import axis_groups

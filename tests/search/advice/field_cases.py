@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.model.shape import infer_model
-from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.advice.field_rules import broken_rules

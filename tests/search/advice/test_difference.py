@@ -16,7 +16,7 @@ from fsdpplan.cost.band import (
     log_error,
     ratio_log_error,
 )
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.advice.difference import (
     Priced,

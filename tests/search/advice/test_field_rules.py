@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.advice import neighbours

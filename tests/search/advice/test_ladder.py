@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.memory.peak import available_bytes
-from fsdpplan.cost.step import estimate
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.advice.ladder import changed_words, leaner_layouts

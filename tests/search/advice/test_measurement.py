@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.cost.band import NORMAL_80, log_error, step_interval
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.advice.measurement import band_fraction, measurements, unknowns
 from fsdpplan.search.advice.sensitivity import sensitivities

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.network import collectives
-from fsdpplan.cost.step import estimate
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.advice.sensitivity import (
     Sensitivity,

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from hypothesis import given
 
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
-from fsdpplan.cost.step import estimate
 from fsdpplan.search.bounds.fitting import fewest_blocks, needed_bytes
 from fsdpplan.search.bounds.room import Known, Room
 from fsdpplan.search.pins import Pins

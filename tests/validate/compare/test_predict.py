@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpplan.cost.step import estimate
+from fsdpplan.cost.estimate import estimate
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.plan import Case
 from fsdpplan.validate.compare.predict import Fits, Prediction, predict, predict_row, with_fit

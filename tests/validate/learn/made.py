@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from fsdpplan.cost.step import step_time
+from fsdpplan.cost.estimate import step_time
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.layout import Layout

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdpplan.cost.estimate import executed_flops_ratio, is_runnable
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
-from fsdpplan.cost.step import executed_flops_ratio, is_runnable
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.cluster import Cluster
 from tests.cost.clusters import golden

@@ -1,0 +1,1 @@
+"""Programs played: when each operation begins and ends."""
