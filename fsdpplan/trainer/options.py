@@ -684,8 +684,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
 
 def _settled(parser: argparse.ArgumentParser, values: dict[str, Any]) -> Options:
     """The options, with what was left out put in."""
-    asked = (*OF_MUON, "expert_bias_rate", "router_aux_loss_coef")
-    asked += ("warmup_steps", "decay_steps", "eval_every")
+    of_schedule = ("warmup_steps", "decay_steps", "eval_every")
+    asked = (*OF_MUON, "expert_bias_rate", "router_aux_loss_coef", *of_schedule)
     given = frozenset(name for name in asked if values[name] != parser.get_default(name))
     tunes = values["sft"] or values["init_from"] is not None
     steps = values["steps"] or STEPS

@@ -223,8 +223,8 @@ def epoch_sentence(plan: Plan, job: Job) -> str | None:
 def require_its_recipe(plan: Plan, job: Job) -> list[str]:
     """Raise SpecError for what the trainer itself would refuse when the job begins, as far as this
     host shows it: a `--param-group` with none of the model's parameters, an `--export-hf` of what
-    nothing would load, and options with which the checkpoint to resume from cannot go on. Returns
-    what changes for that one."""
+    nothing would load, and options with which the checkpoint to resume from cannot go on; without
+    torch the trainer alone says so. Returns what changes for that one."""
     program = job.program
     if not isinstance(program, Trainer):
         return []
@@ -233,7 +233,7 @@ def require_its_recipe(plan: Plan, job: Job) -> list[str]:
     resumes = program.epochs is None and _has_checkpoint(program.checkpoint_dir)
     begins_here = program.init_from is None or Path(program.init_from).is_dir()
     publishes = program.export_hf is not None and begins_here
-    if not (program.param_group or resumes or publishes):
+    if not (program.param_group or resumes or publishes) or find_spec("torch") is None:
         return []
     from fsdpplan.trainer.checkpoint.progress import resumed_otherwise
     from fsdpplan.trainer.config import parse_plan

@@ -401,6 +401,14 @@ def test_a_pattern_that_matches_no_parameter_is_refused_before_the_queue(
     assert "tok_embeddings.weight" in capsys.readouterr().err
 
 
+def test_a_host_without_torch_emits_what_the_trainer_will_check(
+    plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fsdpplan.cli.resolve.job.find_spec", lambda name: None)
+    assert exit_code_of(["emit-launch", "--param-group", "embed*:lr=0.1"]) == 0
+    assert "--param-group" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("is_sigmoid", [False, True])
 @pytest.mark.parametrize("rate", ["", "--expert-bias-rate 0", "--expert-bias-rate 0.001"])
 def test_an_export_without_the_biases_that_routed_is_refused_before_the_queue(
