@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,42 @@ def test_usr1_leaves_the_script_alive(bench: Path) -> None:
         process.wait(timeout=1)
     process.terminate()
     assert process.wait(timeout=120) == 143
+
+
+LATE = """
+import pathlib, signal, sys, time
+pathlib.Path("up").touch()
+time.sleep(2)
+def leave(number, frame):
+    with open("heard", "a") as heard:
+        heard.write(f"{number} ")
+    time.sleep(3)
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, leave)
+while True:
+    time.sleep(60)
+"""
+"""A rank that takes its time before it has a handler, and then before it leaves."""
+
+
+@pytest.mark.parametrize("is_before", [False, True], ids=["while it starts", "before it starts"])
+def test_usr1_reaches_ranks_once_that_have_no_handler_yet(bench: Path, is_before: bool) -> None:
+    script = emit(PLANS["cpu node"])
+    if is_before:
+        script = script.replace("  start_ranks 1 2 &", "  kill -USR1 $$\n  start_ranks 1 2 &", 1)
+    (bench / "job.sbatch").write_text(script)
+    (bench / "late.py").write_text(LATE)
+    process = subprocess.Popen(
+        ["bash", "job.sbatch"],
+        cwd=bench,
+        env=environment(bench, DO=f"{sys.executable} late.py & wait"),
+        start_new_session=True,
+    )
+    wait_for(lambda: (bench / "up").exists())
+    if not is_before:
+        process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=120) == 0
+    assert (bench / "heard").read_text() == f"{int(signal.SIGUSR1)} "
 
 
 @settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -32,10 +32,8 @@ KEPT: dict[str, Any] = {"precision": "bf16", "param_dtype": "bf16"}
 
 PIPED: dict[str, Any] = {"pp": 2, "sharding": "ddp", "gradient_sync": "last"}
 SCHEDULES = {
-    "gpipe": 1,
     "1f1b": 1,
     "interleaved_1f1b": 2,
-    "looped_bfs": 2,
     "interleaved_zero_bubble": 2,
     "zbv": 2,
 }
@@ -93,17 +91,8 @@ def error_of(text: str) -> float:
 
 def error_of_stages(assembled: Assembled, batches: Sequence[MicroBatch], plan: PlanConfig) -> float:
     """The same of a pipeline, beside the whole model on each rank; the second of two steps."""
-    whole = Decoder(plan.model)
-    keep_parameters(whole, plan.training)
-    initialise(whole, seed=0, layers=plan.model.layers)
-    names = [name for name, _ in assembled.model.named_parameters()]
-    exact = torch.zeros(())
-    for batch in batches:
-        whole.zero_grad()
-        next_token_loss(whole(batch.tokens), batch.targets).backward()
-        own = [whole.get_parameter(name).grad for name in names]
-        flat = torch.cat([each.double().flatten() for each in own if each is not None])
-        exact = exact + flat / PASSES
+    of_whole = exact_of(plan, batches)
+    exact = torch.cat([of_whole[name] for name, _ in assembled.model.named_parameters()])
     for _ in range(2):
         assembled.model.zero_grad()
         forward_backward(assembled, batches, plan)
@@ -112,6 +101,27 @@ def error_of_stages(assembled: Assembled, batches: Sequence[MicroBatch], plan: P
     squares = torch.stack([(found - exact).square().sum(), exact.square().sum()])
     dist.all_reduce(squares)
     return float((squares[0] / squares[1]).sqrt())
+
+
+EXACT: dict[str, torch.Tensor] = {}
+"""By parameter: the mean gradient of a whole model's micro-batches, which all pipelines have."""
+
+
+def exact_of(plan: PlanConfig, batches: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:
+    """Of the whole model, in this process alone."""
+    if EXACT:
+        return EXACT
+    whole = Decoder(plan.model)
+    keep_parameters(whole, plan.training)
+    initialise(whole, seed=0, layers=plan.model.layers)
+    for batch in batches:
+        whole.zero_grad()
+        next_token_loss(whole(batch.tokens), batch.targets).backward()
+        for name, parameter in whole.named_parameters():
+            assert parameter.grad is not None
+            more = parameter.grad.double().flatten() / PASSES
+            EXACT[name] = EXACT[name] + more if name in EXACT else more
+    return EXACT
 
 
 def measure_all(out: Path) -> None:

@@ -25,7 +25,15 @@ enter_allocation() {
   # srun does not inherit the cores since Slurm 22.05: give each task those of the smallest node,
   # from a list such as 96(x3),48.
   cores=$(tr ',' '\n' <<<"${SLURM_JOB_CPUS_PER_NODE:-1}" | sed 's/(.*//' | sort -n | sed -n 1p)
-  signal_ranks() { [ -z "$job" ] || kill -USR1 "$job" 2>/dev/null || true; }
+  signal_ranks() {
+    [ -z "$job" ] || kill -USR1 "$job" 2>/dev/null || true
+    told_before
+  }
+  # The trainer may be told over and over, and ranks that are still starting hear nothing.
+  told_before() {
+    [ -n "$job" ] && [ -n "$saves_to" ] || return 0
+    while sleep 5 && kill -USR1 "$job"; do :; done >/dev/null 2>&1 &
+  }
   # An interactive shell may run this more than once in a job.
   job_key=$SLURM_JOB_ID
   if [ "${SLURM_TASK_PID:-}" != $$ ]; then job_key+=.$$; fi

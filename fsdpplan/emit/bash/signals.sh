@@ -6,6 +6,7 @@ pass_usr1() { passed_on=1 told=1; signal_ranks; }
 stop() { passed_on=1 stopped=$1; end_job; leaving; }
 # Others say below how ranks are told, what is noted before an end, and what is done after one.
 signal_ranks() { :; }
+told_before() { :; }
 leaving() { :; }
 followed() { :; }
 leave_limit() { :; }
@@ -28,6 +29,7 @@ await() {
 follow() {
   job=$!
   [ -z "$stopped" ] || end_job
+  [ -z "$told" ] || told_before
   await "$job"
   job=''
   leave_limit

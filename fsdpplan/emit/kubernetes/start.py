@@ -13,6 +13,7 @@ from fsdpplan.emit.nccl.variables import reasoned_lines, set_up_lines
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.safe_text import shell_word
 from fsdpplan.emit.slurm.node import check_function, prepare_lines, program_words
+from fsdpplan.emit.slurm.parts import part_text
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan
 
@@ -168,7 +169,7 @@ TELL_PROGRAM = """\
 # TERM (the pod has to go) goes on to torchrun, which ends the ranks; USR1 goes on to them.
 tell() {
   passed_on=1 told="$told $1"
-  [ -z "$job" ] || signal_ranks "$1" || true
+  signal_ranks
 }
 stop() {
   passed_on=1 stopped=143
@@ -177,10 +178,14 @@ stop() {
 
 
 def _signals(job: Job) -> list[str]:
+    if isinstance(job.program, Trainer):
+        tell = [SIGNAL_RANKS, TELL_TRAINER]
+    else:
+        _, _, text = part_text("here").split("\n", 2)
+        tell = [text.strip(), TELL_PROGRAM]
     return [
         "job='' told='' passed_on='' stopped=''",
-        SIGNAL_RANKS,
-        TELL_TRAINER if isinstance(job.program, Trainer) else TELL_PROGRAM,
+        *tell,
         "trap 'tell USR1' USR1",
         "trap stop TERM INT",
     ]

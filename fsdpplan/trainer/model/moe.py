@@ -258,8 +258,8 @@ class _Pressed(torch.autograd.Function):
 def _press(gradient_NE: Tensor, scores_NE: Tensor, pressure_E: Tensor) -> Tensor:
     """`gradient_NE` by logits, with that of `(scores_NE @ pressure_E).sum()`.
 
-    One operator, since a compiler that sees the product of what forward has saved makes it there,
-    when the pressure is not known yet.
+    One operator that takes the gradient: a compiler may make a product of what forward has saved in
+    forward already, when the pressure is not known yet.
     """
     push_NE = scores_NE * pressure_E
     # d softmax = diag(s) - s s'

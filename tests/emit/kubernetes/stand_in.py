@@ -20,13 +20,16 @@ def rank() -> NoReturn:
         stopped.write_text(f"{number}\n")
         os._exit(0)
 
+    if does == "take its time":
+        print("the ranks are ready", flush=True)
+        time.sleep(2)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, leave)
     metrics = Path(os.environ["FSDPPLAN_METRICS"])
     metrics.write_text('{"event": "start", "step": 0}\n{"event": "summary"}\n')
     print("the ranks are ready", flush=True)
     match does:
-        case "wait":
+        case "wait" | "take its time":
             while True:
                 time.sleep(60)
         case "stop with the others":

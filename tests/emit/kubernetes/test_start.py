@@ -185,6 +185,20 @@ def test_a_program_of_the_users_is_ended_by_torchrun(tmp_path: Path, stand_in: s
     assert not (tmp_path / "fsdpplan/stopped").exists()
 
 
+@pytest.mark.parametrize("program", [Trainer(), UserProgram(script="train.py")])
+def test_usr1_reaches_ranks_that_have_no_handler_yet(
+    program: Trainer | UserProgram, tmp_path: Path, stand_in: str
+) -> None:
+    job = Job(program=program, python=stand_in)
+    text = script("jobset", order(PLANS["gpu pod"], job=job))
+    pod = started(text, tmp_path, RANK_DOES="take its time")
+    read_until(pod, READY)
+    pod.send_signal(signal.SIGUSR1)
+    code, said = ended(pod)
+    assert code == 0, said
+    assert (tmp_path / "fsdpplan/stopped").read_text().strip() == "10"
+
+
 def test_metrics_on_a_volume_are_printed_by_the_first_pod_alone(
     tmp_path: Path, stand_in: str
 ) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsdpplan.trainer.config import ExpertsConfig, RouterConfig
 from fsdpplan.trainer.model import moe
-from fsdpplan.trainer.model.balance import BALANCE_SPEED, Balance, balance_experts
+from fsdpplan.trainer.model.balance import BALANCE_SPEED, Balance, MeanSoFar, balance_experts
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.feed_forward import activate
 from fsdpplan.trainer.model.moe import GroupedExperts, MixtureOfExperts, balanced, padded_places
@@ -215,6 +215,42 @@ def test_real_tokens_are_as_if_nothing_filled_up_their_rows(mlp: str, hidden: in
         built.counts.zero_()
         built.probabilities.zero_()
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=6))
+def test_what_micro_batches_are_told_is_in_the_mean_what_the_step_has_chosen(
+    chosen: list[list[int]],
+) -> None:
+    """Over choices, whoever chose how many; a step whose rows are all filler presses nothing."""
+    counts = torch.tensor(chosen)
+    mean = MeanSoFar(counts.sum())
+    told = torch.stack([mean.after(each) for each in counts])
+    assert told.isfinite().all()
+    torch.testing.assert_close((counts.sum(1)[:, None] * told).sum(0), counts.sum(0).double())
+    if len(chosen) == 1 and counts.any():
+        torch.testing.assert_close(told[0], counts[0].double() / counts.sum())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch in torch
+@pytest.mark.parametrize("backend", ["eager", "aot_eager_decomp_partition"])
+def test_a_compiled_router_reads_its_pressure_in_backward(backend: str) -> None:
+    """It is known only then: what a graph of forward has read of it is nothing."""
+    built = mixture()
+    built.is_pressed = True
+    x = torch.randn(9, HIDDEN)
+    found = []
+    for route in (built.route, torch.compile(built.route, backend=backend)):
+        for pressure in (1.0, 2.0):
+            built.pressure.fill_(torch.nan)
+            (weights, _) = route(x)
+            built.pressure.data.copy_(pressure * torch.arange(5))
+            built.zero_grad()
+            weights.square().sum().backward()
+            assert built.router.weight.grad is not None
+            found.append(built.router.weight.grad.clone())
+    torch.testing.assert_close(found[2:], found[:2])
+    assert not torch.allclose(found[0], found[1])
 
 
 def test_biases_are_saved_and_counts_are_not() -> None:
