@@ -285,7 +285,11 @@ def output_schema() -> Schema:
     difference = typed_shape(DifferenceJson, defs)["properties"]
     terms = rows(shape(Term, defs))
     estimate = {**defs["Estimate"]["properties"]}
-    asked = {"goal": shape(GoalJson, defs), "goodput": shape(GoodputJson, defs)}
+    asked = {
+        "goal": shape(GoalJson, defs),
+        "goodput": shape(GoodputJson, defs),
+        "left_out": TEXT,
+    }
     if_asked = tuple(asked)
     one = {
         **question,

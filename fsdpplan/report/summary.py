@@ -140,7 +140,7 @@ def _whole(plan: Plan) -> tuple[Fact, ...]:
             value=format_seconds(whole.expected),
             exact=whole.expected,
             note=f"{format_count(tokens)} tokens in {steps:,} steps; {band_words(whole)}, without "
-            "failures",
+            "failures, restarts and evaluation",
         ),
     )
 
@@ -152,7 +152,8 @@ def _throughput(plan: Plan) -> Fact:
         value=f"{found.tokens_per_second:,.0f}",
         exact=found.tokens_per_second,
         note=f"{found.tokens_per_second_per_gpu:,.0f} on each; MFU "
-        f"{format_percent(found.mfu_fraction)}: the share of the hardware's peak that trains",
+        f"{format_percent(found.mfu_fraction)}: the share of {plan.training.peak_words} that "
+        "trains",
     )
 
 

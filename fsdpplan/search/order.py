@@ -139,7 +139,7 @@ Difference = Callable[[tuple[Layout, Any], tuple[Layout, Any]], float]
 class Preference:
     """What decides between layouts that are not told apart, the first thing first: less is better.
 
-    All but the last four follow from the layout alone.
+    The first four follow from the layout alone.
     """
 
     kinds: int
@@ -152,6 +152,9 @@ class Preference:
     """Unusual settings."""
     is_tight: bool
     """Leaves less memory free than should be."""
+    is_wide: bool
+    """Gathers parameters over the outermost level of the network: how jobs and switches crowd there
+    is not priced."""
     seconds: float
     peak_bytes: int
     text: str
@@ -208,6 +211,13 @@ def form(layout: Layout, cluster: Cluster) -> int:
     return 2 * SHARDINGS.index(layout.sharding) + is_odd
 
 
+def gathers_widely(layout: Layout, cluster: Cluster) -> bool:
+    """Whether FSDP gathers parameters over the outermost level of the network, of several."""
+    if layout.sharding != "fsdp" or layout.shard_ranks == 1 or len(cluster.levels) == 1:
+        return False
+    return layout.shard_ranks * layout.tp > cluster.levels[-2].domain_gpus
+
+
 def simplicity(layout: Layout, cluster: Cluster) -> tuple[int, int, int, int]:
     """The part of the preference that needs no estimate; less is simpler."""
     used = kinds(layout)
@@ -220,7 +230,8 @@ def preference(entry: tuple[Layout, Priced], cluster: Cluster) -> Preference:
     layout, result = entry
     most_bytes = (1 - LEAST_HEADROOM_FRACTION) * cluster.device.memory_bytes
     is_tight = result.memory.peak_device_bytes > most_bytes
-    return Preference(*simplicity(layout, cluster), is_tight, *by_time(entry))
+    wide = gathers_widely(layout, cluster)
+    return Preference(*simplicity(layout, cluster), is_tight, wide, *by_time(entry))
 
 
 def decided_by(one: Preference, other: Preference) -> str:

@@ -542,6 +542,12 @@ class Training(RemembersHash):
         return "fp8" if self.precision_switch.startswith("fp8@") else "bf16"
 
     @property
+    def peak_words(self) -> str:
+        """`the bf16 peak`: what an MFU is a share of; of each part of a run its own."""
+        names = tuple(dict.fromkeys(each.precision for _, each in self.phases))
+        return f"the {names[0]} peak" if len(names) == 1 else f"the {' and '.join(names)} peaks"
+
+    @property
     def phases(self) -> tuple[tuple[float, Training], ...]:
         """(share of the steps, what they do) of each part of the run; one where it does not
         change."""

@@ -125,12 +125,17 @@ def _billion_hours(one: Priced) -> str:
     return f"{one.token_seconds * one.case.cluster.gpus * BILLION / 3600:,.2f}"
 
 
+def _mfu(one: Priced) -> str:
+    formats = dict.fromkeys(each.precision for _, each in one.case.training.phases)
+    return f"{format_percent(one.estimate.mfu_fraction)} of {'/'.join(formats)}"
+
+
 QUANTITIES: dict[str, Callable[[Priced], str]] = {
     "step": lambda one: format_seconds(one.estimate.step_seconds.expected),
     "80 % band": _step_band,
     "tokens/s": lambda one: f"{one.estimate.tokens_per_second:,.0f}",
     "per GPU": lambda one: f"{one.estimate.tokens_per_second_per_gpu:,.0f}",
-    "MFU": lambda one: format_percent(one.estimate.mfu_fraction),
+    "MFU": _mfu,
     "memory": _memory,
     "fits": lambda one: fits_words(one.estimate.memory).removeprefix("fits ") or "not known",
     "GPU h/1e9 tokens": _billion_hours,

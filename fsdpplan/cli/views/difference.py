@@ -200,6 +200,12 @@ def _chance(chance: float) -> str:
     return "over 99 %" if chance > 0.99 else f"{chance * 100:.0f} %"
 
 
+def _mfu_of(before: Priced, after: Priced) -> str:
+    """The quantity's name, with the peak that both are a share of."""
+    peaks = {one.case.training.peak_words for one in (before, after)}
+    return f"MFU of {peaks.pop()}" if len(peaks) == 1 else "MFU, each of its own peak"
+
+
 def _totals(before: Priced, after: Priced) -> list[tuple[str, str, str, str]]:
     one, other = before.estimate, after.estimate
     rows = [
@@ -210,7 +216,7 @@ def _totals(before: Priced, after: Priced) -> list[tuple[str, str, str, str]]:
             _more(other.tokens_per_second / one.tokens_per_second),
         ),
         _row(
-            "MFU",
+            _mfu_of(before, after),
             format_percent(one.mfu_fraction),
             format_percent(other.mfu_fraction),
             f"{100 * (other.mfu_fraction - one.mfu_fraction):+.1f} pts",

@@ -253,7 +253,8 @@ def why(result: SearchResult) -> str:
     return (
         f"{shown} Ranks {ranks} are not told apart from the fastest by step time: first comes "
         "what has the fewest kinds of parallelism, then the fewest unusual settings, then "
-        f"{LEAST_HEADROOM_FRACTION:.0%} of the memory free, then the shortest step."
+        f"{LEAST_HEADROOM_FRACTION:.0%} of the memory free, then gathers inside a domain of the "
+        "network, then the shortest step."
     )
 
 

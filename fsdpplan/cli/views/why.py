@@ -41,6 +41,7 @@ DECIDES = {
     "form": "a simpler form of the state",
     "settings": "fewer unusual settings",
     "is_tight": "more of the memory free",
+    "is_wide": "gathers inside a domain of the network",
     "seconds": "the shorter step",
     "peak_bytes": "the lower peak",
     "text": "what sorts first",

@@ -91,7 +91,7 @@ def header_lines(*, plan: Plan, plan_json: str, version: str, job: Job | None = 
             f"{format_seconds(step.lower, beside=step.expected)} to "
             f"{format_seconds(step.upper, beside=step.expected)}), "
             f"{estimate.tokens_per_second:,.0f} tokens/s, "
-            f"MFU {format_percent(estimate.mfu_fraction)}"
+            f"MFU {format_percent(estimate.mfu_fraction)} of {plan.training.peak_words}"
         ),
         comment(
             f"Predicted memory a {device}: {format_gib(estimate.memory.peak_allocated_bytes)} "

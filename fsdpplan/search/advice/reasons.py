@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
+from fsdpplan.search.advice.words import domain_words
 from fsdpplan.search.order import (
     Difference,
     Entry,
@@ -131,6 +132,12 @@ def comparison(quantity: str, *, better: Entry, worse: Entry, cluster: Cluster) 
             return _fewer("unusual settings", unusual, better[0], worse[0])
         case "is_tight":
             return _roomier(better, worse, cluster.device.memory_bytes)
+        case "is_wide":
+            inside = domain_words(cluster, cluster.levels[-2].domain_gpus)
+            return Comparison(
+                gain=f"gathers that stay inside {inside}",
+                loss=f"gathers that leave {inside}",
+            )
         case "seconds":
             return Comparison(gain="faster and no less simple", loss="slower and no simpler")
         case "peak_bytes":
