@@ -48,9 +48,12 @@ def _overlapped(asked: Question, layout: Layout) -> Iterator[Layout]:
 
 
 def _frees(asked: Question, layout: Layout) -> Iterator[Layout]:
-    """FSDP over one rank, which frees what it has cast, in the place of a bare copy."""
+    """FSDP over one rank, which frees what it has cast, in the place of a bare copy; often its
+    logits hide what that spares."""
     if layout.sharding == "ddp" and layout.data_parallel == 1:
-        yield replace(layout, sharding="fsdp")
+        freeing = replace(layout, sharding="fsdp")
+        counts = piece_counts(freeing, training=asked.training, pins=asked.pins)
+        yield from (replace(freeing, loss_chunks=n) for n in (layout.loss_chunks, *counts))
 
 
 LEVERS: tuple[Lever, ...] = (_frees, _recomputation, changed, _batches, restaged, _overlapped)
