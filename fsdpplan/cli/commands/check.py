@@ -26,7 +26,7 @@ from fsdpplan.spec.plan import Plan
 from fsdpplan.validate.check.conditions import NUMBER, Quantity
 from fsdpplan.validate.check.conditions import check as condition
 from fsdpplan.validate.check.lock import lock_differences, locked, read_lock, write_lock
-from fsdpplan.validate.check.quantities import plan_quantities
+from fsdpplan.validate.check.quantities import SAY_TOKENS, plan_quantities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +124,9 @@ def check(
         raise typer.Exit(failed.exit_code)
 
 
+SAY_PRICE = "say what a GPU hour costs: --price 2.10, or --provider lambda"
+
+
 def of_its_machines(plan: Plan, price: PriceOptions, *, gpu_hours: Quantity) -> dict[str, Quantity]:
     """What the plan's machines keep of its time and cost: `goodput`, of failures as `recommend
     --goodput` knows them, and `cost` in dollars; None where nobody knows."""
@@ -138,5 +141,9 @@ def of_its_machines(plan: Plan, price: PriceOptions, *, gpu_hours: Quantity) -> 
         kept = goodput(plan.case, plan.estimate, reliability).fraction.expected
     return {
         "goodput": Quantity(value=kept, kind=NUMBER),
-        "cost": Quantity(value=cost, kind=NUMBER),
+        "cost": Quantity(
+            value=cost,
+            kind=NUMBER,
+            to_know=SAY_TOKENS if hourly is not None else SAY_PRICE,
+        ),
     }

@@ -112,6 +112,8 @@ class Quantity:
     value: Value | None
     """None: not known of this plan."""
     kind: Kind
+    to_know: str = "leave it out"
+    """What to do where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +390,7 @@ def _kind(node: _Node, quantities: Mapping[str, Quantity]) -> Kind:
 def _named(node: _Name, quantities: Mapping[str, Quantity]) -> Quantity:
     found = quantities.get(node.name)
     if found is not None and found.value is None:
-        raise _wrong(node.at, f"{node.name} is not known of this plan; leave it out")
+        raise _wrong(node.at, f"{node.name} is not known of this plan; {found.to_know}")
     if found is not None:
         return found
     if node.name.lower() in WORDS:

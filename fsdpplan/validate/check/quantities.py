@@ -53,6 +53,8 @@ _AS_TEXT = ("layout.reshard_after_forward", "layout.checkpoint_blocks")
 
 STEP = "step"
 
+SAY_TOKENS = "plan it with the tokens in all, such as recommend --tokens 1T, or leave it out"
+
 
 def plan_quantities(plan: Plan) -> dict[str, Quantity]:
     """By all their names; short ones first."""
@@ -137,6 +139,6 @@ def _of_the_training(plan: Plan) -> dict[str, Quantity]:
     seconds = None if tokens is None else priced.seconds_for(tokens)
     hours = None if tokens is None else priced.gpu_hours_for(tokens)
     return {
-        "time_to_train": Quantity(value=seconds, kind=SECONDS),
-        "gpu_hours": Quantity(value=hours, kind=NUMBER),
+        "time_to_train": Quantity(value=seconds, kind=SECONDS, to_know=SAY_TOKENS),
+        "gpu_hours": Quantity(value=hours, kind=NUMBER, to_know=SAY_TOKENS),
     }

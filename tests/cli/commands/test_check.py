@@ -64,6 +64,18 @@ def test_predicting_again_takes_todays_prediction(capsys: pytest.CaptureFixture[
     assert "fits is not known of this plan" in capsys.readouterr().err
 
 
+def test_a_cost_without_a_price_or_tokens_says_what_to_type(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code_of(["check", "a.json", "--assert", "cost < 1"]) == 2
+    assert "--price 2.10, or --provider" in capsys.readouterr().err
+    priced = ["check", "a.json", "--assert", "cost < 1", "--price", "2.10"]
+    assert exit_code_of(priced) == 2
+    assert "--tokens" in capsys.readouterr().err
+    assert exit_code_of(["check", "a.json", "--assert", "gpu_hours < 1"]) == 2
+    assert "--tokens" in capsys.readouterr().err
+
+
 def test_a_lock_is_written_kept_and_missed(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of(words("check a.json --lock plan.lock")) == 2
     assert "add --write-lock" in capsys.readouterr().err
