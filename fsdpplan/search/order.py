@@ -153,8 +153,7 @@ class Preference:
     is_tight: bool
     """Leaves less memory free than should be."""
     is_wide: bool
-    """Gathers parameters over the outermost level of the network: how jobs and switches crowd there
-    is not priced."""
+    """Gathers parameters over the outermost level of the network, where crowds are not priced."""
     seconds: float
     peak_bytes: int
     text: str
@@ -212,10 +211,13 @@ def form(layout: Layout, cluster: Cluster) -> int:
 
 
 def gathers_widely(layout: Layout, cluster: Cluster) -> bool:
-    """Whether FSDP gathers parameters over the outermost level of the network, of several."""
+    """Whether FSDP gathers parameters over the outermost level of the network, which joins more
+    than two domains, where nothing is known of how groups crowd there: time says it where it is."""
     if layout.sharding != "fsdp" or layout.shard_ranks == 1 or len(cluster.levels) == 1:
         return False
-    return layout.shard_ranks * layout.tp > cluster.levels[-2].domain_gpus
+    inner, outermost = cluster.levels[-2:]
+    is_priced = outermost.crowding_exponent > 0 or cluster.gpus <= 2 * inner.domain_gpus
+    return not is_priced and layout.shard_ranks * layout.tp > inner.domain_gpus
 
 
 def simplicity(layout: Layout, cluster: Cluster) -> tuple[int, int, int, int]:

@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
+from fsdpplan.cost.network.collectives import wire_bytes
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.bounds.pricing import is_data_parallel
 from fsdpplan.search.order import (
     Entry,
     Ordered,
     form,
+    gathers_widely,
     in_order,
     kinds,
     listed,
@@ -24,7 +27,9 @@ from fsdpplan.search.order import (
     spread,
 )
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.plan import Estimate
 from tests.search.entries import CLUSTER, any_entry, entry, uncertain
+from tests.search.questions import Question, question
 
 GIB = 2**30
 TP = {"sequence_parallel": True, "loss_parallel": True}
@@ -97,6 +102,64 @@ def test_then_head_room_up_to_a_least() -> None:
     roomy = entry(compute=10.1, device_bytes=66 * GIB, micro_batch=2)
     roomier = entry(compute=10.15, device_bytes=6 * GIB, micro_batch=4)
     assert order(tight, roomier, roomy).entries == (roomy, roomier, tight)
+
+
+NODES = load_cluster("dgx-h100", gpus=32).cluster
+
+
+def test_then_gathers_inside_a_domain() -> None:
+    flat = entry(compute=10.0, dp_shard=32)
+    inside = entry(compute=10.1, dp_replicate=4, dp_shard=8)
+    tied = in_order([flat, inside], difference=uncertain(0.1), cluster=NODES)
+    assert tied is not None
+    assert tied.entries == (inside, flat)
+    apart = in_order([flat, inside], difference=uncertain(0.001), cluster=NODES)
+    assert apart is not None
+    assert apart.entries == (flat, inside)
+
+
+def test_where_crowds_are_priced_the_time_decides() -> None:
+    inner, outer = NODES.levels
+    priced = replace(NODES, levels=(inner, replace(outer, crowding_exponent=0.2)))
+    flat = entry(compute=10.0, dp_shard=32)[0]
+    assert gathers_widely(flat, NODES)
+    assert not gathers_widely(flat, priced)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        question("llama-2-7b", 128, "dgx-a100-80g-hdr", global_batch=1024),
+        question("llama-3.2-3b", 256, global_batch=1024),
+    ],
+    ids=["7B", "3B"],
+)
+def test_of_equals_none_with_less_traffic_outside_stands_behind(asked: Question) -> None:
+    found = asked.answer()
+    tied = [found.ranked[rank - 1] for rank in (1, *found.listed.tied)]
+    by_rest = [
+        (preference((one.layout, one.estimate), asked.cluster), _outside_bytes(one.estimate, asked))
+        for one in tied
+    ]
+    for rank, (one, passing) in enumerate(by_rest):
+        for other, others_passing in by_rest[rank + 1 :]:
+            alike = [replace(each, seconds=0, peak_bytes=0, text="") for each in (one, other)]
+            if replace(alike[0], is_wide=False) == replace(alike[1], is_wide=False):
+                assert one.is_wide <= other.is_wide
+                assert one.is_wide == other.is_wide or passing < others_passing
+
+
+def _outside_bytes(found: Estimate, asked: Question) -> float:
+    outermost = asked.cluster.levels[-1].name
+    return sum(
+        wire_bytes(
+            collective=row.collective,  # type: ignore[arg-type]
+            gathered_bytes=row.bytes,
+            ranks=row.ranks,
+        )
+        for row in found.communication
+        if row.level == outermost
+    )
 
 
 def test_then_the_faster() -> None:

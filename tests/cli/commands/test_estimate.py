@@ -173,3 +173,16 @@ def test_memory_of_a_host_that_is_not_known_is_assumed_and_said(
     assert assumed("dgx-h100") == []
     (said,) = assumed("azure-nd-h100-v5")
     assert "410 GB/s" in said
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_an_mfu_names_its_peak_and_a_time_what_it_leaves_out(
+    precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["estimate", "--model", "llama-3.2-1b", "--gpus", "8", "--hardware", "dgx-h100"]
+    asked += ["--precision", precision, "--dp-shard", "8", "--tokens", "1T"]
+    assert exit_code_of(asked) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"% of the {precision} peak" in said
+    assert said.count("% of the bf16 peak") == 1
+    assert "left out restarts" in said
