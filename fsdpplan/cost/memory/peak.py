@@ -57,7 +57,7 @@ from fsdpplan.cost.memory.ledger import (
     rank_state,
     sums_fp32_gradients,
 )
-from fsdpplan.cost.memory.phases import ddp_phases, fsdp_phases
+from fsdpplan.cost.memory.phases import ddp_phases
 from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
 from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
 from fsdpplan.cost.memory.sizes import rank_sizes
@@ -65,6 +65,7 @@ from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
+from fsdpplan.cost.step.fsdp_memory import fsdp_phases
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.cluster import Cluster, DeviceFit
 from fsdpplan.spec.layout import Layout
