@@ -2,13 +2,14 @@
 
 Gradients and their buffers are there all the time. Checked against the trainer's model under
 autocast and fake tensors (tests/ground_truth); the reducer's buckets, ZeRO's shards and what other
-softwares keep are added by arithmetic. What FSDP allocates is in `step/fsdp_memory`.
+softwares keep are added by arithmetic. What FSDP allocates is in `fsdp_moments`.
 """
 
 from __future__ import annotations
 
-from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
+from fsdpplan.cost.memory.rank_quantities import RankSizes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
+from fsdpplan.cost.play.heap import Phase
 
 
 def ddp_phases(s: RankSizes) -> list[Phase]:

@@ -2,7 +2,41 @@
 
 from __future__ import annotations
 
-from fsdpplan.cost.memory.rank_quantities import Phase
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One candidate for the peak: bytes beside the parameter shards and optimizer state."""
+
+    name: str
+    gradients_bytes: int = 0
+    """Gradient shards in the dtype of the parameters."""
+    unsharded_parameters_bytes: int = 0
+    """Gathered parameters, gather buffers, and autocast's copies of weights."""
+    unsharded_gradients_bytes: int = 0
+    """Gradients before reduction, and reduce-scatter inputs."""
+    activations_bytes: int = 0
+    """Saved for backward or recomputed."""
+    logits_bytes: int = 0
+    """Logits, log-probabilities and their gradients."""
+    temporaries_bytes: int = 0
+    """Of the operation at hand."""
+    gathers_bytes: int = 0
+    """Part of `unsharded_parameters` that the streams of all-gathers allocated."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the parts."""
+        return (
+            self.gradients_bytes
+            + self.unsharded_parameters_bytes
+            + self.unsharded_gradients_bytes
+            + self.activations_bytes
+            + self.logits_bytes
+            + self.temporaries_bytes
+        )
+
 
 COPIED = ("root", "tables", "head", "unit", "kept", "kept of the unit", "experts", "kept experts")
 """Gathered parameters, as they are computed with."""

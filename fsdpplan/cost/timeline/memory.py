@@ -16,13 +16,15 @@ from functools import partial
 from itertools import groupby
 
 from fsdpplan.cost.memory.activations import mask_bytes
+from fsdpplan.cost.memory.fsdp_moments import Moment, fsdp_moments
 from fsdpplan.cost.memory.ledger import StateBytes, rank_state
 from fsdpplan.cost.memory.peak import stage_phases, staging_bytes
 from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
-from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, Phase, RankSizes
+from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, RankSizes
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
+from fsdpplan.cost.play.heap import Phase
 from fsdpplan.cost.schedule.moments import Moments, moments_in_turn
 from fsdpplan.cost.schedule.order import rank_actions
 from fsdpplan.cost.schedule.stages import (
@@ -32,7 +34,6 @@ from fsdpplan.cost.schedule.stages import (
     pipeline_stages,
     resharded_blocks,
 )
-from fsdpplan.cost.step.fsdp_memory import Moment, fsdp_moments
 from fsdpplan.cost.timeline.events import COMPUTE, Event, MemoryPoint
 from fsdpplan.spec.plan import Case
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
+from fsdpplan.cost.memory.fsdp_moments import fsdp_moments, fsdp_phases
+from fsdpplan.cost.memory.rank_quantities import RankSizes
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.shards import whole_model
-from fsdpplan.cost.step.fsdp_memory import fsdp_moments, fsdp_phases
+from fsdpplan.cost.play.heap import Phase
 from tests.cost.problems import Case, case, some_models
 
 LEVELS: dict[str, Callable[[Phase], int]] = {

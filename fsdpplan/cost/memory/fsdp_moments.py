@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
-from fsdpplan.cost.play.heap import Heap
+from fsdpplan.cost.memory.rank_quantities import RankSizes
+from fsdpplan.cost.play.heap import Heap, Phase
 
 
 class Moment(NamedTuple):
