@@ -48,6 +48,7 @@ from functools import lru_cache
 from fsdpplan.cost.band import most_bytes, peak_factor, with_band
 from fsdpplan.cost.kernels.optimizer import muon_temporary_bytes
 from fsdpplan.cost.memory.activations import mask_bytes
+from fsdpplan.cost.memory.fsdp_moments import fsdp_phases
 from fsdpplan.cost.memory.ledger import (
     StateBytes,
     adds_in_fp32,
@@ -57,13 +58,14 @@ from fsdpplan.cost.memory.ledger import (
     rank_state,
     sums_fp32_gradients,
 )
-from fsdpplan.cost.memory.phases import ddp_phases, fsdp_phases
+from fsdpplan.cost.memory.phases import ddp_phases
 from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
-from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
+from fsdpplan.cost.memory.rank_quantities import RankSizes
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
+from fsdpplan.cost.play.heap import Phase
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.cluster import Cluster, DeviceFit

@@ -11,8 +11,9 @@ fake process group (tests/ground_truth).
 
 from __future__ import annotations
 
-from fsdpplan.cost.memory.rank_quantities import EndSizes, Phase, RankSizes
+from fsdpplan.cost.memory.rank_quantities import EndSizes, RankSizes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
+from fsdpplan.cost.play.heap import Phase
 from fsdpplan.cost.schedule.moments import Moment
 
 

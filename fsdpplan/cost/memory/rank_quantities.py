@@ -1,7 +1,7 @@
-"""Rank quantities: what one rank's memory phases add up, and what a phase is.
+"""Rank quantities: what one rank's memory phases add up.
 
-`sizes` makes the quantities, `phases`, `ddp_phases` and `pipeline_phases` the candidates for the
-peak, `memory` takes the highest.
+`sizes` makes the quantities, `fsdp_moments`, `phases` and `pipeline_phases` the candidates for the
+peak, `peak` takes the highest.
 """
 
 from __future__ import annotations
@@ -12,39 +12,6 @@ from fsdpplan.cost.kernels.head import LossPieces
 from fsdpplan.cost.memory.activations import BlockActivations
 from fsdpplan.cost.memory.weight_gradients import SplitBackward
 from fsdpplan.cost.schedule.moments import Moments
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """One candidate for the peak: bytes beside the parameter shards and optimizer state."""
-
-    name: str
-    gradients_bytes: int = 0
-    """Gradient shards in the dtype of the parameters."""
-    unsharded_parameters_bytes: int = 0
-    """Gathered parameters, gather buffers, and autocast's copies of weights."""
-    unsharded_gradients_bytes: int = 0
-    """Gradients before reduction, and reduce-scatter inputs."""
-    activations_bytes: int = 0
-    """Saved for backward or recomputed."""
-    logits_bytes: int = 0
-    """Logits, log-probabilities and their gradients."""
-    temporaries_bytes: int = 0
-    """Of the operation at hand."""
-    gathers_bytes: int = 0
-    """Part of `unsharded_parameters` that the streams of all-gathers allocated."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Sum of the parts."""
-        return (
-            self.gradients_bytes
-            + self.unsharded_parameters_bytes
-            + self.unsharded_gradients_bytes
-            + self.activations_bytes
-            + self.logits_bytes
-            + self.temporaries_bytes
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

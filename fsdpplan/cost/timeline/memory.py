@@ -12,23 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import groupby
 
 from fsdpplan.cost.memory.activations import mask_bytes
+from fsdpplan.cost.memory.fsdp_moments import Moment, fsdp_moments
 from fsdpplan.cost.memory.ledger import StateBytes, rank_state
 from fsdpplan.cost.memory.peak import stage_phases, staging_bytes
-from fsdpplan.cost.memory.phases import (
-    first_phases,
-    head_backward_phases,
-    last_backward_phases,
-    loss_phases,
-    unit_backward_phases,
-    unit_forward_phases,
-)
 from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
-from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, Phase, RankSizes
+from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, RankSizes
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
+from fsdpplan.cost.play.heap import Phase
 from fsdpplan.cost.schedule.moments import Moments, moments_in_turn
 from fsdpplan.cost.schedule.order import rank_actions
 from fsdpplan.cost.schedule.stages import (
@@ -205,37 +201,40 @@ def _fsdp(rank: _Rank, passes: _Passes, count: int) -> list[_At]:
     held = 0
     if not is_last:
         s, held = _earlier(s, is_first=passes.number == 0), s.held_bytes(s.blocks)
-    forward_held = held if passes.number else 0  # the first one finds none
-    windows = [_window(s, passes, index, back=False) for index in range(s.units)]
-    line = _spread(first_phases(s), passes.forward[0], windows[0][0] if windows else 0.0)
-    for index, window in enumerate(windows):
-        line += _spread(unit_forward_phases(s, index), *window)
-    line = [(when, _holding(phase, forward_held)) for when, phase in line]
-    back = [_window(s, passes, index, back=True) for index in range(s.units)]
-    ends = [*loss_phases(s), *head_backward_phases(s)]
-    line += [
-        (when, _holding(phase, forward_held))
-        for when, phase in _spread(
-            ends,
-            windows[-1][1] if windows else passes.forward[0],
-            back[-1][0] if back else passes.backward[1],
-        )
-    ]
-    for index in range(s.units - 1, -1, -1):
-        grown = held
-        if not is_last and passes.number == 0:
-            done = s.blocks - index * s.unit_blocks
-            grown = rank.sizes.held_block_bytes * done
-        line += [
-            (when, _holding(phase, grown))
-            for when, phase in _spread(unit_backward_phases(s, index), *back[index])
-        ]
-    begin = back[0][1] if back else passes.backward[0]
-    behind = held
-    if not is_last and passes.number == 0:
-        behind = rank.sizes.held_block_bytes * s.blocks
-    rest = _spread(last_backward_phases(s), begin, passes.backward[1])
-    return [*line, *((when, _holding(phase, behind)) for when, phase in rest)]
+
+    def holding(moment: Moment) -> Phase:
+        """With the gradients of earlier micro-batches: the first one finds none, and leaves its
+        own unit by unit."""
+        kept = held
+        if passes.number == 0 and not is_last:
+            done = 0
+            if moment.part == "backward":
+                done = s.blocks - moment.unit * s.unit_blocks
+            elif moment.part == "last":
+                done = s.blocks
+            kept = rank.sizes.held_block_bytes * done
+        return _holding(moment.phase, kept)
+
+    def window(moment: Moment) -> tuple[float, float]:
+        """From when to when its part of the micro-batch goes on."""
+        first = partial(_window, s, passes, 0)
+        last = partial(_window, s, passes, s.units - 1)
+        match moment.part:
+            case "first":
+                return passes.forward[0], first(back=False)[0]
+            case "ends":
+                return last(back=False)[1], last(back=True)[0]
+            case "last":
+                return first(back=True)[1], passes.backward[1]
+            case part:
+                return _window(s, passes, moment.unit, back=part == "backward")
+
+    line: list[_At] = []
+    moments = fsdp_moments(s, range(s.units))
+    for _, alike in groupby(moments, key=lambda moment: (moment.part, moment.unit)):
+        stretch = list(alike)
+        line += _spread([holding(moment) for moment in stretch], *window(stretch[0]))
+    return line
 
 
 def _window(s: RankSizes, passes: _Passes, index: int, *, back: bool) -> tuple[float, float]:

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.memory.phases import fsdp_phases, unit_backward_phases, unit_forward_phases
-from fsdpplan.cost.memory.rank_quantities import Phase, RankSizes
+from fsdpplan.cost.memory.fsdp_moments import fsdp_moments, fsdp_phases
+from fsdpplan.cost.memory.rank_quantities import RankSizes
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.shards import whole_model
+from fsdpplan.cost.play.heap import Phase
 from tests.cost.problems import Case, case, some_models
 
 LEVELS: dict[str, Callable[[Phase], int]] = {
@@ -36,8 +37,7 @@ def highest(phases: Sequence[Phase]) -> dict[str, int]:
 
 def of_every_unit(s: RankSizes) -> list[Phase]:
     """The phases of all units, whichever bound the others."""
-    both = (unit_forward_phases, unit_backward_phases)
-    return [phase for index in range(s.units) for phases in both for phase in phases(s, index)]
+    return [moment.phase for moment in fsdp_moments(s, range(s.units))]
 
 
 def assert_no_unit_is_higher(wrapped: Case) -> None:
@@ -92,9 +92,9 @@ def test_no_unit_of_a_real_model_is_higher_whatever_the_wrap(
 def test_the_highest_unit_may_be_the_third_last() -> None:
     """126 blocks by fours: the last unit is of two, and what was gathered ahead of it is small."""
     s = sizes_of(case("llama-3.1-405b", dp_shard=512, wrap_blocks=4, activation_checkpointing="op"))
-    peaks = [
-        max(phase.total_bytes for phase in unit_backward_phases(s, index))
-        for index in range(s.units)
-    ]
+    peaks = [0] * s.units
+    for part, index, phase in fsdp_moments(s, range(s.units)):
+        if part == "backward":
+            peaks[index] = max(peaks[index], phase.total_bytes)
     assert peaks.index(max(peaks)) == s.units - 3
     assert max(phase.total_bytes for phase in fsdp_phases(s)) == max(peaks)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.memory.peak import releasable_bytes, reserved_overhead_bytes
-from fsdpplan.cost.memory.rank_quantities import Phase
+from fsdpplan.cost.play.heap import Phase
 
 FORWARD = Phase(
     name="forward", unsharded_parameters_bytes=50, gathers_bytes=20, activations_bytes=100

@@ -1,0 +1,309 @@
+"""FSDP's memory: what a micro-batch of `fully_shard` allocates and frees, in the order of its
+operations.
+
+FSDP2 gathers a unit into a flat buffer, copies it out into parameters, computes and frees it; the
+flat buffer of a forward gather lives until the next unit's copy-out is done. Backward gathers the
+unit before in advance and keeps the reduce-scatter input of the unit behind until the next
+reduction. The embedding's unit is gathered for forward alone; that of the final norm and the head
+stays from the end of forward until backward is past it. The root, which has what is in no unit,
+maybe both, stays gathered from the first forward to the end of backward. Routed experts that are
+units of their own come and go within their block: gathered for it alone, with those of the block
+before gathered in advance, and reduced as soon as their gradients are there.
+
+Source: torch 2.13's `_fsdp_param_group.py` and `_fsdp_collectives.py`, and real FSDP2 steps under
+fake tensors (tests/ground_truth).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from fsdpplan.cost.memory.rank_quantities import RankSizes
+from fsdpplan.cost.play.heap import Heap, Phase
+
+
+class Moment(NamedTuple):
+    """When what is there."""
+
+    part: Literal["first", "forward", "ends", "backward", "last"]
+    """Of the micro-batch: the embedding, a unit's forward, head and loss, a unit's backward, what
+    is left."""
+    unit: int
+    """Of blocks, in the order of forward; -1 of no such."""
+    phase: Phase
+
+
+def fsdp_phases(s: RankSizes) -> list[Phase]:
+    """All candidates for the peak of an FSDP rank, in the last micro-batch of its step.
+
+    Along units that are alike and have like neighbours every quantity is linear in the index of the
+    unit, so the first and the last of them bound the others.
+    """
+    return [moment.phase for moment in fsdp_moments(s, _bounding_units(s.unit_order))]
+
+
+@lru_cache(maxsize=1024)
+def _bounding_units(order: tuple[int, ...]) -> tuple[int, ...]:
+    """The first and the last of the units that are alike and have like neighbours; `order`: of
+    which kind each unit is."""
+    around = (-1, *order, -1)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for index in range(len(order)):
+        alike.setdefault(around[index : index + 3], []).append(index)
+    return tuple(sorted({end for of in alike.values() for end in (of[0], of[-1])}))
+
+
+def fsdp_moments(s: RankSizes, units: Sequence[int]) -> Iterator[Moment]:
+    """A micro-batch through those `units` of blocks, with all that the others leave."""
+    heap = Heap(gathers_in_place=s.gathers_in_place)
+    heap.hold("gradient shards", s.gradient_bytes(0))
+    heap.hold("earlier gradients", s.held_bytes(s.blocks))
+    heap.hold("reduced behind", s.behind_ends_bytes)
+    heap.hold("saved", s.saved_bytes(0))
+    heap.hold("root", s.ends.root.gathered_bytes)
+    for phase in _first(s, heap):
+        yield Moment("first", -1, phase)
+    for index in units:
+        for phase in _unit_forward(s, heap, index):
+            yield Moment("forward", index, phase)
+    for phases in (_loss, _head_backward):
+        for phase in phases(s, heap):
+            yield Moment("ends", -1, phase)
+    for index in reversed(units):
+        for phase in _unit_backward(s, heap, index):
+            yield Moment("backward", index, phase)
+    for phase in _last(s, heap):
+        yield Moment("last", -1, phase)
+
+
+def _first(s: RankSizes, heap: Heap) -> Iterator[Phase]:
+    """The embedding's unit is gathered behind the root."""
+    tables = s.ends.tables
+    if not tables:
+        return
+    heap.hold("tables", tables.gathered_bytes)
+    heap.hold("buffer", tables.buffer_bytes)
+    heap.hold("buffer behind", 0 if s.has_lean_units else s.ends.root.buffer_bytes)
+    yield heap.moment("forward")
+    heap.free("tables")
+
+
+def _unit_forward(s: RankSizes, heap: Heap, index: int) -> Iterator[Phase]:
+    """Its gather beside the buffer of what was gathered before; its computation, of each run of
+    blocks the last one, beside routed experts that are gathered for it."""
+    before, unit = index * s.unit_blocks, s.unit(index)
+    behind = s.unit(index - 1).last_prefetched_bytes if index else s.ends.first.buffer_bytes
+    heap.hold("kept", before * s.kept_block_bytes)
+    heap.hold("casts", before * s.copies_block_bytes)
+    heap.hold("saved", s.saved_bytes(before))
+    heap.hold("stream", s.block.residual_bytes)
+    heap.hold("unit", unit.gathered_bytes)
+    heap.hold("buffer", unit.buffer_bytes)
+    heap.hold("buffer behind", 0 if s.has_lean_units else behind)
+    yield heap.moment("forward")
+    heap.free("buffer behind", "stream")
+    kept = 0
+    for run in unit.runs:
+        done = before + run.end
+        heap.hold("casts", done * s.copies_block_bytes)
+        heap.hold("experts", run.experts_bytes)
+        heap.hold("kept experts", kept + (run.number - 1) * run.experts_kept_bytes)
+        kept += run.number * run.experts_kept_bytes
+        heap.hold("buffer", run.experts_buffer_bytes or unit.buffer_bytes)
+        if run.experts_bytes and not s.has_lean_units:
+            earlier = run.experts_buffer_bytes if run.number > 1 else unit.buffer_bytes
+            heap.hold("buffer", run.experts_buffer_bytes)
+            heap.hold("buffer behind", earlier)
+            heap.hold("saved", s.saved_bytes(done - 1))
+            heap.hold("stream", s.block.residual_bytes)
+            yield heap.moment("forward")
+            heap.free("buffer behind", "stream")
+            heap.hold("buffer", run.experts_buffer_bytes or unit.buffer_bytes)
+        heap.hold("saved", s.saved_bytes(done))
+        heap.hold("temporaries", run.block.forward_transient_bytes)
+        yield heap.moment("forward")
+        heap.free("temporaries")
+    heap.free("unit", "experts", "kept experts")
+
+
+def _loss(s: RankSizes, heap: Heap) -> Iterator[Phase]:
+    """Head and loss, forward and backward, with everything saved."""
+    heap.hold("kept", s.blocks * s.kept_block_bytes)
+    heap.hold("casts", s.copy_bytes(s.blocks))
+    heap.hold("saved", s.saved_bytes(s.blocks))
+    if not s.logits_elements:
+        heap.free("buffer")
+        return
+    head, last = s.ends.head, s.unit(s.units - 1)
+    of_last = last.runs[-1].experts_buffer_bytes or last.buffer_bytes
+    buffer = head.buffer_bytes if head else of_last
+    logits = s.element_bytes * s.logits_elements
+    heap.hold("head", head.gathered_bytes)
+    heap.hold("casts of the head", s.copies_root_bytes)
+    heap.hold("buffer", buffer)
+    beside = s.last_residual_bytes + s.last_normed_bytes
+    heap.hold("beside the logits", beside)
+    if head:
+        heap.hold("buffer behind", 0 if s.has_lean_units else of_last)
+        yield heap.moment("forward")
+        heap.free("buffer behind")
+    if s.pieces is not None:
+        made = s.pieces.weight_gradient
+        heap.free("buffer")
+        heap.hold("beside the logits", beside + s.pieces.hidden)
+        heap.hold("gradients", made)
+        heap.hold("logits", s.pieces.logits)
+        yield heap.moment("loss")
+        heap.hold("gradients", made + s.pieces.product)
+        heap.hold("logits", s.pieces.logits_gradient)
+        yield heap.moment("loss")
+    else:
+        heap.hold("logits", logits + s.logits_gather_bytes)
+        yield heap.moment("forward")
+        heap.free("buffer")
+        heap.hold("logits", s.loss_element_bytes * s.logits_elements)
+        yield heap.moment("loss")
+        heap.hold("ahead", last.prefetched_bytes if s.regathers else 0)
+        heap.hold("beside the logits", beside + s.last_normed_bytes)
+        heap.hold("gradients", s.head_gradient_made_bytes)
+        heap.hold("logits", logits)
+        yield heap.moment("loss")
+    heap.free("logits", "beside the logits", "gradients", "head", "casts of the head")
+
+
+def _head_backward(s: RankSizes, heap: Heap) -> Iterator[Phase]:
+    """The reduction of a unit of the final norm and the head, beside what is gathered ahead."""
+    head = s.ends.head
+    if not head:
+        return
+    heap.hold("ahead", s.unit(s.units - 1).prefetched_bytes if s.regathers else 0)
+    heap.hold("stream", s.block.residual_bytes)
+    heap.hold("reduced behind", s.behind_ends_bytes if s.keeps_reduction_behind else 0)
+    heap.hold("gradients", head.gradient_bytes)
+    heap.hold("reduced", head.reduce_bytes)
+    yield heap.moment("backward")
+    heap.hold("earlier gradients", s.held_bytes(s.blocks) - head.held_bytes)
+    heap.hold("gradients", 0 if s.has_lean_units else head.last_gradient_bytes)
+    heap.hold("reduced shard", head.shard_elements * s.reduced_bytes)
+    yield heap.moment("backward")
+    heap.free("gradients", "reduced", "reduced shard")
+
+
+def _unit_backward(s: RankSizes, heap: Heap, index: int) -> Iterator[Phase]:
+    """Its copy-out, its computation, of each run of blocks the last one and the first, its
+    reduction."""
+    before, unit, head = index * s.unit_blocks, s.unit(index), s.ends.head
+    done = s.blocks - before - unit.blocks
+    prefetched = s.unit(index - 1).prefetched_bytes if s.regathers and index else 0
+    behind = s.unit(index + 1).reduce_bytes if done else head.reduce_bytes
+    if not done and not head:
+        behind = s.behind_ends_bytes
+    beside = behind if s.keeps_reduction_behind and (done or head) else 0
+    shards = head.shard_elements
+    heap.hold("gradient shards", s.gradient_bytes(done, ends=shards))
+    heap.hold("gradient of the head", 0 if head else s.head_gradient_bytes)
+    heap.hold("earlier gradients", s.held_bytes(before + unit.blocks) - head.held_bytes)
+    heap.hold("reduced behind", behind)
+    heap.hold("kept", before * s.kept_block_bytes)
+    heap.hold("unit", unit.gathered_bytes)
+    heap.hold("casts", s.copy_bytes(before + unit.blocks))
+    heap.hold("saved", s.saved_bytes(before + unit.blocks))
+    heap.hold("stream", s.block.residual_bytes)
+    heap.free("ahead")
+    if s.regathers:
+        heap.hold("kept of the unit", unit.blocks * s.kept_block_bytes)
+        heap.hold("buffer", unit.buffer_bytes)
+        yield heap.moment("backward")
+        heap.free("kept of the unit", "buffer")
+    kept = sum(run.number * run.experts_kept_bytes for run in unit.runs)
+    made = 0
+    for at in range(len(unit.runs) - 1, -1, -1):
+        run = unit.runs[at]
+        block, end = run.block, before + run.end
+        for turn in sorted({0, run.number - 1}):
+            earlier = run if turn < run.number - 1 else unit.runs[at - 1] if at else None
+            ahead = prefetched
+            if earlier and s.regathers:
+                ahead = earlier.experts_prefetched_bytes or prefetched
+            if turn:
+                behind = run.experts_reduce_bytes or behind
+            reduced = shards + turn * run.experts_shard_elements
+            heap.hold("gradient shards", s.gradient_bytes(done, ends=reduced))
+            heap.hold("gradients", made + turn * block.weight_gradient_bytes)
+            heap.hold("reduced behind", behind)
+            heap.hold("experts", run.experts_bytes)
+            heap.hold("kept experts", kept - (turn + 1) * run.experts_kept_bytes)
+            heap.hold("casts", s.copy_bytes(end - turn))
+            heap.hold("saved", s.saved_bytes(end - turn))
+            heap.hold("remade", block.live_bytes - block.saved_bytes)
+            if run.experts_bytes and s.regathers:
+                heap.hold("buffer", run.experts_buffer_bytes)
+                yield heap.moment("backward")
+                heap.free("buffer")
+            if block.live_bytes > block.saved_bytes and not s.has_lean_units:
+                # recomputation is a forward pass, behind which their buffer is still there
+                ahead = max(ahead, run.experts_buffer_bytes)
+            heap.hold("ahead", ahead)
+            heap.hold("temporaries", block.backward_peak_bytes)
+            yield heap.moment("backward")
+            if block.reduced_peak_bytes:
+                heap.free("experts")
+                heap.hold("reduced behind", behind if s.keeps_reduction_behind else 0)
+                heap.hold("temporaries", block.reduced_peak_bytes)
+                yield heap.moment("backward")
+            heap.free("temporaries", "ahead")
+        made += run.number * block.weight_gradient_bytes
+        shards += run.number * run.experts_shard_elements
+        kept -= run.number * run.experts_kept_bytes
+        behind = run.experts_reduce_bytes or behind
+    heap.free("unit", "experts", "kept experts", "remade")
+    heap.hold("gradient shards", s.gradient_bytes(done, ends=shards))
+    heap.hold("ahead", prefetched)
+    heap.hold("casts", s.copy_bytes(before))
+    heap.hold("saved", s.saved_bytes(before))
+    heap.hold("gradients", unit.gradient_bytes)
+    heap.hold("reduced", unit.reduce_bytes)
+    heap.hold("reduced behind", beside)
+    yield heap.moment("backward")
+    last = 0 if s.has_lean_units else unit.runs[-1].block.last_weight_gradient_bytes
+    heap.hold("gradients", last)
+    heap.hold("earlier gradients", s.held_bytes(before) - head.held_bytes)
+    heap.hold("reduced shard", unit.shard_elements * s.reduced_bytes)
+    yield heap.moment("backward")
+    heap.free("gradients", "reduced", "reduced shard")
+
+
+def _last(s: RankSizes, heap: Heap) -> Iterator[Phase]:
+    """After the last block: the embedding's backward, then the reductions that are left."""
+    tables, head, root = s.ends.tables, s.ends.head, s.ends.root
+    held, reduced = tables.held_bytes + root.held_bytes, head.shard_elements
+    behind = s.unit(0).reduce_bytes
+    heap.free("ahead", "kept", "casts")
+    heap.hold("gradient shards", s.gradient_bytes(s.blocks, ends=reduced))
+    heap.hold("gradient of the head", 0 if head else s.head_gradient_bytes)
+    heap.hold("embedding's gradient", s.embedding_gradient_bytes)
+    heap.hold("reduced behind", behind)
+    heap.hold("earlier gradients", held)
+    heap.hold("saved", s.other_micro_batches_bytes)
+    heap.hold("stream", s.block.residual_bytes)
+    yield heap.moment("backward")
+    heap.free("root", "stream", "gradient of the head", "embedding's gradient")
+    waiting = tables.gradient_bytes + root.gradient_bytes
+    for end in (root, tables):
+        if not end:
+            continue
+        heap.hold("gradient shards", s.gradient_bytes(s.blocks, ends=reduced))
+        heap.hold("gradients", waiting)
+        heap.hold("reduced", end.reduce_bytes)
+        heap.hold("reduced behind", behind if s.keeps_reduction_behind else 0)
+        yield heap.moment("backward")
+        waiting -= end.gradient_bytes
+        held -= end.held_bytes
+        heap.hold("gradients", waiting + (0 if s.has_lean_units else end.last_gradient_bytes))
+        heap.hold("earlier gradients", held)
+        heap.hold("reduced shard", end.shard_elements * s.reduced_bytes)
+        yield heap.moment("backward")
+        heap.free("reduced shard")
+        reduced, behind = reduced + end.shard_elements, end.reduce_bytes
