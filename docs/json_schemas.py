@@ -526,6 +526,8 @@ def output_schema() -> Schema:
                 "ranks": WHOLE,
                 "checkpoint_every": maybe(WHOLE),
                 "checkpoint_every_reason": maybe(TEXT),
+                "signal_seconds": maybe(WHOLE),
+                "signal_seconds_reason": maybe(TEXT),
             }
         ),
         "models": {

@@ -559,7 +559,7 @@ def planned_steps(program: Trainer, training: Training) -> int:
     if steps is None and program.sources:
         raise SpecError(
             "--data is given, and neither the job nor its plan says how far to train on it: add "
-            "--epochs, such as --epochs 1, or --steps, such as --steps 1000, or plan again with "
+            "--steps, such as --steps 1000, or --epochs, such as --epochs 1, or plan again with "
             "--tokens, such as --tokens 10B"
         )
     steps = steps or DEFAULT_STEPS

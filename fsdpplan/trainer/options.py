@@ -57,6 +57,10 @@ OF_MUON = (
 """Options that mean nothing where nothing is updated by Muon."""
 
 
+OF_THE_STEPS = ("warmup_steps", "decay_steps", "eval_every")
+"""Options whose defaults follow from how many steps there are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the command line says."""
@@ -684,8 +688,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
 
 def _settled(parser: argparse.ArgumentParser, values: dict[str, Any]) -> Options:
     """The options, with what was left out put in."""
-    of_schedule = ("warmup_steps", "decay_steps", "eval_every")
-    asked = (*OF_MUON, "expert_bias_rate", "router_aux_loss_coef", *of_schedule)
+    asked = (*OF_MUON, "expert_bias_rate", "router_aux_loss_coef", *OF_THE_STEPS)
     given = frozenset(name for name in asked if values[name] != parser.get_default(name))
     tunes = values["sft"] or values["init_from"] is not None
     steps = values["steps"] or STEPS
