@@ -279,7 +279,7 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
     )
     computes = []
     experts_kept = sum(run.number * run.experts_kept_bytes for run in unit.runs)
-    gradients = reduced_elements = 0
+    gradients = reduced_elements = let_go = 0
     for at in range(len(unit.runs) - 1, -1, -1):
         run = unit.runs[at]
         block, end = run.block, before + run.end
@@ -294,6 +294,7 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
                 "saved": s.saved_bytes(end - turn) + block.live_bytes - block.saved_bytes,
             }
             made = gradients + turn * block.weight_gradient_bytes
+            made -= let_go + turn * run.experts_held_bytes
             if turn:
                 behind = run.experts_reduce_bytes or behind
             copied = unit.gathered_bytes
@@ -313,13 +314,14 @@ def unit_backward_phases(s: RankSizes, index: int) -> list[Phase]:
                 )
         gradients += run.number * block.weight_gradient_bytes
         reduced_elements += run.number * run.experts_shard_elements
+        let_go += run.number * run.experts_held_bytes
         experts_kept -= run.number * run.experts_kept_bytes
         behind = run.experts_reduce_bytes or behind
     copy_in = phase(
         copied=0,
         buffers=prefetched,
         copies=before,
-        gradients=unit.reduce_bytes + unit.gradient_bytes + beside,
+        gradients=unit.reduce_bytes + unit.gradient_bytes + beside - let_go,
         reduced_elements=reduced_elements,
         saved=s.saved_bytes(before),
     )
