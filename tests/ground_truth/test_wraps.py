@@ -107,3 +107,15 @@ def test_the_peak_is_over_every_unit_with_its_own_blocks(
     peak = predicted_peak_bytes(model, training, layout)
     measured = measured_step(model, training, layout).peak_bytes
     assert peak == pytest.approx(measured, rel=MIXED_TOLERANCE_FRACTION)
+
+
+@pytest.mark.parametrize("model", [replace(ROUTED, layers=4), TURNS])
+def test_sums_of_experts_go_when_they_are_reduced(model: Model) -> None:
+    """Of two micro-batches the last one reduces what both have left."""
+    layout = Layout(
+        compile=False, dp_shard=8, ep=4, wrap_blocks=1, gradient_sync="last", num_microbatches=2
+    )
+    training = training_for(layout, seq_len=64)
+    peak = predicted_peak_bytes(model, training, layout)
+    measured = measured_step(model, training, layout).peak_bytes
+    assert peak == pytest.approx(measured, rel=MIXED_TOLERANCE_FRACTION)

@@ -66,8 +66,9 @@ def every_layout(asked: Question, *, offloads: tuple[str, ...] = ("none",)) -> I
     """The product of all settings, legal or not, as far as a `Layout` can be made of them;
     `offloads`: where FSDP's state may be."""
     runs_zero = asked.training.runtime != "fsdp2"
-    shardings = ("ddp", "zero1", "zero2", "fsdp") if runs_zero else ("ddp", "fsdp")
-    for degrees, sharding in product(_degrees(asked), shardings):
+    shardings = [(one, "none") for one in ("ddp", *(("zero1", "zero2") if runs_zero else ()))]
+    shardings += [("fsdp", offload) for offload in ("none", "cpu")]
+    for degrees, (sharding, offload) in product(_degrees(asked), shardings):
         data_parallel = degrees["dp_replicate"] * degrees["dp_shard"]
         if asked.training.global_batch % data_parallel:
             continue
@@ -76,6 +77,7 @@ def every_layout(asked: Question, *, offloads: tuple[str, ...] = ("none",)) -> I
             base = {
                 **degrees,
                 "sharding": sharding,
+                "offload": offload,
                 "micro_batch": micro_batch,
                 "num_microbatches": number,
                 "sequence_parallel": degrees["tp"] > 1,
@@ -217,6 +219,7 @@ IN_CI = {
     "dense on 2": tight(question(FOUR, 2, seq_len=1024, global_batch=4), 4.2),
     "PCIe on 2": tight(question(FIVE, 2, "pcie-8xl40s", seq_len=2048, global_batch=4), 6.0),
     "mixture on 2": tight(question(MIXTURE, 2, seq_len=1024, global_batch=4), 5.5),
+    "cards on 2": tight(question(FOUR, 2, "pcie-8xrtx4090", seq_len=2048, global_batch=4), 2.9),
     "torchtitan on 2": by_program(
         tight(question(FOUR, 2, seq_len=1024, global_batch=4), 4.2), "torchtitan"
     ),
@@ -228,6 +231,9 @@ IN_CI = {
 MORE = {
     "hybrid on 2": tight(question(HYBRID, 2, seq_len=1024, global_batch=4), 3.6),
     "states on 2": tight(question(STATES_5, 2, seq_len=1024, global_batch=4), 3.6),
+    "mixture on 2 cards": tight(
+        question(MIXTURE, 2, "pcie-8xrtx4090", seq_len=2048, global_batch=4), 3.5
+    ),
     "states on 4": tight(question(STATES_5, 4, seq_len=1024, global_batch=4), 3.0),
     "bf16, then fp8 on 2": changing(
         tight(question(MIXTURE, 2, seq_len=1024, global_batch=4), 5.5), "fp8@0.8"

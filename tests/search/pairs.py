@@ -1,10 +1,11 @@
 """Pairs of rare settings, around the fastest layout of each situation: does any gain together?
 
-    python -m tests.search.pairs
+    python -m tests.search.pairs [SITUATION ...]
 
 The search changes one rare setting at a time (`refine`), and without a pipeline goes on only from
-what gained. Here every change of every change of its answer is tried, with what has to be
-recomputed for it. One line a situation; exits 1 where a pair is faster than the search's fastest.
+what gained. Here every change of every change of its answer is tried, where its state lives and how
+many sequences go through at once among them, with what has to be recomputed for it. One line a
+situation; exits 1 where a pair is faster than the search's fastest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from fsdpplan.search.enumerate import divisors
 from fsdpplan.search.order import seconds
 from fsdpplan.search.question import Question
 from fsdpplan.search.recommend import recommend
@@ -19,6 +21,7 @@ from fsdpplan.search.refine import Refining
 from fsdpplan.search.space import Space, entry_of
 from fsdpplan.search.variants import buckets, changed
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.values import replace
 from tests.search.test_situations import SITUATIONS, asked_in
 
 
@@ -31,6 +34,15 @@ def fastest(asked: Question) -> tuple[Layout, float]:
     return row.layout, seconds((row.layout, row.estimate))
 
 
+def moved(asked: Question, layout: Layout) -> Iterator[Layout]:
+    """`layout` with its state in the other memory, and with other micro-batches."""
+    if layout.sharding == "fsdp":
+        yield replace(layout, offload="none" if layout.offload == "cpu" else "cpu")
+    each = asked.training.global_batch // layout.data_parallel
+    for micro_batch in divisors(each):
+        yield replace(layout, micro_batch=micro_batch, num_microbatches=each // micro_batch)
+
+
 def pairs(space: Space, layout: Layout) -> Iterator[Layout]:
     """Legal layouts of one change of one change of `layout`."""
     asked = space.asked
@@ -38,14 +50,19 @@ def pairs(space: Space, layout: Layout) -> Iterator[Layout]:
     def allowed(one: Layout) -> bool:
         return asked.pins.allows(one) and space.is_legal(one)
 
-    for first in filter(allowed, [layout, *changed(asked, layout)]):
-        yield from filter(allowed, [*changed(asked, first), *buckets(asked, first)])
+    def changes(one: Layout) -> list[Layout]:
+        return [*changed(asked, one), *moved(asked, one)]
+
+    for first in filter(allowed, [layout, *changes(layout)]):
+        yield from filter(allowed, [*changes(first), *buckets(asked, first)])
 
 
-def main() -> int:
+def main(names: list[str]) -> int:
     """Try the pairs of every situation whose answer has no pipeline."""
     gained = tried = 0
     for situation in SITUATIONS:
+        if names and situation["name"] not in names:
+            continue
         asked = asked_in(situation).asked
         layout, least = fastest(asked)
         if layout.pp > 1:
@@ -64,4 +81,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

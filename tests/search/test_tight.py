@@ -13,7 +13,7 @@ from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case
 from fsdpplan.units import format_gib
-from tests.search.tight import CARDS, MIXTRAL, questions, seconds, winners
+from tests.search.tight import ALONE, CARDS, MIXTRAL, questions, seconds, winners
 
 
 @pytest.mark.sampled(1)
@@ -28,6 +28,10 @@ def test_what_full_recomputation_makes_much_slower_is_looked_at_with_less_of_it(
     assert free is not None
     assert pinned is not None
     assert free <= pinned * (1 + 1e-9)
+
+
+def test_pieces_of_the_loss_that_were_needed_to_fit_are_no_floor_of_what_needs_fewer() -> None:
+    assert winners(ALONE) == []
 
 
 def test_state_goes_to_the_host_where_that_is_faster_than_links_between_devices() -> None:

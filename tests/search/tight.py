@@ -68,6 +68,14 @@ CARDS = Question(
 )
 """What fits on the device split by tensor parallelism alone, over links that are slow."""
 
+ALONE = Question(
+    model=load_model("llama-3.2-1b"),
+    cluster=load_cluster("dgx-h100", gpus=1).cluster,
+    training=Training(seq_len=4096, global_batch=1024),
+    pins=Pins(),
+)
+"""What fits with its loss in many pieces, and is faster with fewer and a block recomputed."""
+
 
 def questions(number: int = NUMBER, *, seed: int = SEED) -> Iterator[Question]:
     """So many questions that a layout answers, the same ones for a seed."""

@@ -47,7 +47,9 @@ class ExpertsUnit:
     reduce_bytes: int
     """Their reduce-scatter input."""
     gradient_bytes: int
-    """Their unsharded gradients, which it is made of."""
+    """Their unsharded gradients, which it is made of, or which are added to what it is made of."""
+    held_bytes: int = 0
+    """The sum of theirs and of those of earlier micro-batches, where that is reduced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,17 +173,15 @@ def _mixture_steps(
         allocated=normed, freed=t.routed.router_input_bytes, let_go=t.routed.router_input_bytes
     )
     returned = t.routed.returned_kept_bytes
-    reduction = (
-        [
-            step(
-                allocated=experts.reduce_bytes,
-                freed=experts.gradient_bytes,
-                reduces_experts=True,
-            )
+    reduction = []
+    if experts and experts.held_bytes:
+        reduction = [
+            step(freed=experts.gradient_bytes, reduces_experts=True),
+            step(allocated=experts.reduce_bytes, freed=experts.held_bytes),
         ]
-        if experts
-        else []
-    )
+    elif experts:
+        made, freed = experts.reduce_bytes, experts.gradient_bytes
+        reduction = [step(allocated=made, freed=freed, reduces_experts=True)]
     return [
         *(_network_steps(model, t, WeightGradients(), kernels) if t.inner_bytes else []),
         step(allocated=rows + returned, freed=2 * returned, let_go=returned),

@@ -204,7 +204,8 @@ def _unit_backward(s: RankSizes, heap: Heap, index: int) -> Iterator[Phase]:
     shards = head.shard_elements
     heap.hold("gradient shards", s.gradient_bytes(done, ends=shards))
     heap.hold("gradient of the head", 0 if head else s.head_gradient_bytes)
-    heap.hold("earlier gradients", s.held_bytes(before + unit.blocks) - head.held_bytes)
+    held = s.held_bytes(before + unit.blocks) - head.held_bytes
+    heap.hold("earlier gradients", held)
     heap.hold("reduced behind", behind)
     heap.hold("kept", before * s.kept_block_bytes)
     heap.hold("unit", unit.gathered_bytes)
@@ -232,6 +233,7 @@ def _unit_backward(s: RankSizes, heap: Heap, index: int) -> Iterator[Phase]:
             reduced = shards + turn * run.experts_shard_elements
             heap.hold("gradient shards", s.gradient_bytes(done, ends=reduced))
             heap.hold("gradients", made + turn * block.weight_gradient_bytes)
+            heap.hold("earlier gradients", held - turn * run.experts_held_bytes)
             heap.hold("reduced behind", behind)
             heap.hold("experts", run.experts_bytes)
             heap.hold("kept experts", kept - (turn + 1) * run.experts_kept_bytes)
@@ -255,11 +257,13 @@ def _unit_backward(s: RankSizes, heap: Heap, index: int) -> Iterator[Phase]:
                 yield heap.moment("backward")
             heap.free("temporaries", "ahead")
         made += run.number * block.weight_gradient_bytes
+        held -= run.number * run.experts_held_bytes
         shards += run.number * run.experts_shard_elements
         kept -= run.number * run.experts_kept_bytes
         behind = run.experts_reduce_bytes or behind
     heap.free("unit", "experts", "kept experts", "remade")
     heap.hold("gradient shards", s.gradient_bytes(done, ends=shards))
+    heap.hold("earlier gradients", held)
     heap.hold("ahead", prefetched)
     heap.hold("casts", s.copy_bytes(before))
     heap.hold("saved", s.saved_bytes(before))

@@ -91,6 +91,8 @@ class UnitRun:
     """The flat buffer that they are gathered into."""
     experts_reduce_bytes: int = 0
     """Their reduce-scatter input."""
+    experts_held_bytes: int = 0
+    """Their unsharded gradients kept from earlier micro-batches."""
     experts_shard_elements: int = 0
     """Of one block's experts, the elements of a rank."""
     experts_kept_bytes: int = 0

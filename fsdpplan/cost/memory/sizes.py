@@ -340,6 +340,7 @@ def _unit_sizes(
                 experts_prefetched_bytes=experts_bytes if is_shared else 0,
                 experts_buffer_bytes=experts_bytes if has_buffers and is_shared else 0,
                 experts_reduce_bytes=apart.padded_elements * of.reduced,
+                experts_held_bytes=apart.elements * of.reduced if holds_gradients(layout) else 0,
                 experts_shard_elements=apart.shard_elements(max(1, ranks // layout.ep)),
                 experts_kept_bytes=_kept_bytes(layout, experts_bytes),
             )
@@ -490,6 +491,7 @@ def _experts_unit(case: Case) -> ExpertsUnit | None:
     return ExpertsUnit(
         reduce_bytes=apart.padded_elements * of.reduced,
         gradient_bytes=apart.elements * of.computed,
+        held_bytes=apart.elements * of.reduced if holds_gradients(layout) else 0,
     )
 
 

@@ -202,6 +202,8 @@ class Floors:
         """The least of `layout` with its policies, whatever it recomputes that its memory asks for,
         however large its buckets are and into however many pieces its loss is cut. Infinite where
         nothing fits. In a pipeline, and without FSDP, as `at`."""
+        if layout.loss_chunks > 1 and self.asked.pins.loss_chunks is None:
+            layout = replace(layout, loss_chunks=1)  # whole, or in two pieces if that is faster
         if layout.pp > 1 or layout.sharding != "fsdp":
             return self.at(layout)
         blocks = self.room.recomputed(layout, known="settled")

@@ -65,6 +65,16 @@ def floors(drawn: Case) -> dict[str, float]:
     return named
 
 
+@given(cases(), st.sampled_from([2, 4, 32]))
+def test_changes_take_no_less_into_however_many_pieces_the_loss_is_cut(
+    drawn: Case, pieces: int
+) -> None:
+    """What was cut to fit is whole again with some blocks recomputed: one floor for all."""
+    found = space(drawn).floors
+    cut, whole = (replace(drawn.layout, loss_chunks=number) for number in (pieces, 1))
+    assert found.of_changes(cut) == found.of_changes(whole)
+
+
 def _holds(drawn: Case) -> None:
     if drawn.problem is not None or not space(drawn).fits(drawn.layout):
         return
