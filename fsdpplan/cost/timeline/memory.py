@@ -20,7 +20,7 @@ from fsdpplan.cost.memory.fsdp_moments import Moment, fsdp_moments
 from fsdpplan.cost.memory.ledger import StateBytes, rank_state
 from fsdpplan.cost.memory.peak import stage_phases, staging_bytes
 from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
-from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, RankSizes
+from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, RankSizes, UnitSizes
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
@@ -266,11 +266,14 @@ def _earlier(s: RankSizes, *, is_first: bool) -> RankSizes:
         earlier_gradient_bytes=0 if is_first else kept,
         later_gradient_bytes=kept,
         reduced_bytes=s.reduced_bytes if reduces else 0,
-        unit_kinds=s.unit_kinds
-        if reduces
-        else tuple(replace(unit, reduce_bytes=0) for unit in s.unit_kinds),
+        unit_kinds=tuple(_earlier_unit(unit, reduces=reduces) for unit in s.unit_kinds),
         behind_ends_bytes=0 if is_first else s.behind_ends_bytes,
     )
+
+
+def _earlier_unit(unit: UnitSizes, *, reduces: bool) -> UnitSizes:
+    runs = tuple(replace(run, experts_held_bytes=0) for run in unit.runs)
+    return replace(unit, runs=runs, reduce_bytes=unit.reduce_bytes if reduces else 0)
 
 
 def _whole(rank: _Rank, passes: _Passes, count: int) -> list[_At]:
