@@ -15,6 +15,7 @@ pytestmark = pytest.mark.gloo
 MODEL = {"layers": 2, "hidden": 24, "ffn_hidden": 24, "heads": 2, "kv_heads": 2, "vocab": 60}
 TIED = MODEL | {"tied_embeddings": True}
 FSDP: dict[str, Any] = {"dp_shard": 2}
+DDP: dict[str, Any] = {"sharding": "ddp", "dp_replicate": 2}
 PIPED: dict[str, Any] = {
     "pp": 2,
     "schedule": "1f1b",
@@ -86,22 +87,27 @@ def test_experts_are_balanced_unless_told_not_to(tmp_path: Path) -> None:
     assert biases["0.01"] - {0.0}
 
 
-def test_a_mixture_goes_on_with_what_presses_its_routers(tmp_path: Path) -> None:
-    """To the bit on the same layout; on another as near as sums in another order are."""
+@pytest.mark.parametrize(
+    ("before", "behind"), [(FSDP, FSDP), (PIPED, PIPED), (FSDP, DDP)], ids=["fsdp", "piped", "ddp"]
+)
+def test_a_mixture_goes_on_with_what_presses_its_routers(
+    before: dict[str, Any], behind: dict[str, Any], tmp_path: Path
+) -> None:
+    """To the bit on the same layout, also in a pipeline, which presses by the step before; on
+    another as near as sums in another order are."""
     experts = {"experts": 4, "active": 2, "hidden": 16}
     words = ("--no-numbers", "--router-aux-loss-coef", "0.5", "--warmup-steps", "1")
     plan = {"model": MODEL | {"experts": experts}}
-    jobs.train(tmp_path / "whole", 2, *words, "--steps", "4", **plan, **FSDP)
+    jobs.train(tmp_path / "whole", 2, *words, "--steps", "4", **plan, **before)
     whole = _told(tmp_path / "whole")
     assert all(loss > 2 - 1e-3 for _, loss in whole.values())  # as many as are active, at least
-    for name, layout in (("same", FSDP), ("other", PIPED)):
-        saved = ("--checkpoint-dir", str(tmp_path / f"{name} saved"))
-        jobs.train(tmp_path / name, 2, *words, *saved, "--steps", "2", **plan, **FSDP)
-        more = (*saved, "--steps", "4", "--allow-changes")
-        jobs.train(tmp_path / name, 2, *words, *more, **plan, **layout)
-        near = 0.0 if name == "same" else LOSS_TOLERANCE
-        for step, values in _told(tmp_path / name).items():
-            assert values == pytest.approx(whole[step], abs=near)
+    saved = ("--checkpoint-dir", str(tmp_path / "saved"))
+    jobs.train(tmp_path / "parted", 2, *words, *saved, "--steps", "2", **plan, **before)
+    more = (*saved, "--steps", "4", "--allow-changes")
+    jobs.train(tmp_path / "parted", 2, *words, *more, **plan, **behind)
+    near = 0.0 if before == behind else LOSS_TOLERANCE
+    for step, values in _told(tmp_path / "parted").items():
+        assert values == pytest.approx(whole[step], abs=near)
 
 
 def _told(folder: Path) -> dict[int, tuple[float, float]]:

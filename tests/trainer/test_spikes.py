@@ -90,8 +90,8 @@ def spiking(folder: Path) -> None:
         first[0] = number
         return take(feed, number)
 
-    def passing(assembled: Any, batches: Any, plan: Any) -> Any:
-        loss = pass_(assembled, batches, plan)
+    def passing(assembled: Any, batches: Any, plan: Any, *more: Any) -> Any:
+        loss = pass_(assembled, batches, plan, *more)
         bad = plan.training.global_batch * (SPIKE_STEP - 1)
         return loss * 3 if bad <= first[0] < bad + plan.training.global_batch else loss
 
