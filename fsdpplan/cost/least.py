@@ -25,6 +25,7 @@ from fsdpplan.spec.plan import Case
 def least_fsdp_seconds(
     moves: Moves,
     *,
+    ends: Moves,
     cluster: Cluster,
     layout: Layout,
     late: float,
@@ -34,7 +35,7 @@ def least_fsdp_seconds(
 ) -> float:
     """All of a step without a pipeline but the optimizer, from what a micro-batch computes and
     waits for inside its blocks, and what `gradients` cost in a step; the slowest device computes
-    `late` times as long.
+    `late` times as long. `ends` are the moves, maybe of smaller units, that nothing can hide.
 
     All that the compute stream has to do is known without playing FSDP's streams, and what
     certainly waits: each micro-batch for the gathers of the root and of its first unit, or for that
@@ -49,7 +50,7 @@ def least_fsdp_seconds(
     """
     number, syncs = layout.num_microbatches, gradient_syncs(layout)
     all_units = moves.total
-    first, last = moves.first_gathers, moves.last_reduction
+    first, last = ends.first_gathers, ends.last_reduction
     busy = number * (computed + moves.copied) + syncs * moves.copied_in
     queue = number * (all_units.gather + all_units.regather) + syncs * all_units.reduce_scatter
     exposed = number * first + syncs * last.reduce_scatter + last.all_reduce

@@ -70,7 +70,7 @@ class StateBytes:
     """Parameters that this rank's optimizer updates."""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=32768)
 def rank_state(case: Case, stage: Stage) -> StateBytes:
     """The ledger of one pipeline rank."""
     training, layout = case.training, case.layout

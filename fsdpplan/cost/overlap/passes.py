@@ -5,9 +5,8 @@ FSDP timing: what one unit computes, copies and communicates in a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter, mul
 
 from fsdpplan.cost.kernels.optimizer import adding_seconds, pinned_copy_seconds
@@ -43,7 +42,7 @@ from fsdpplan.cost.overlap.timing import block_times, ends_seconds
 from fsdpplan.cost.play.clocks import Played, played
 from fsdpplan.cost.step.fsdp import NO_SECONDS, MicroBatch, UnitSeconds, fsdp_step
 from fsdpplan.cost.traffic.calls import call_seconds, group_level
-from fsdpplan.cost.traffic.data_parallel import root_gathered_dtype, size_calls
+from fsdpplan.cost.traffic.data_parallel import UnitCalls, root_gathered_dtype, size_calls
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case
@@ -87,8 +86,6 @@ def _on_host(size: UnitSize, *, ranks: int, case: Case, regathers: bool) -> Unit
 
     One rank gathers nothing: the compute stream copies, before forward and before backward.
     """
-    if case.layout.offload != "cpu":
-        return UnitSeconds()
     elements = size.shard_elements(ranks)
     of = formats(training=case.training, layout=case.layout)
     copied = pinned_copy_seconds(elements, case.cluster, element_bytes=of.kept_gradient)
@@ -103,10 +100,11 @@ def _on_host(size: UnitSize, *, ranks: int, case: Case, regathers: bool) -> Unit
 
 def _alone(
     size: UnitSize, *, case: Case, gathered_dtype: str, regathers: bool, copy_out: float
-) -> UnitSeconds:
-    """A unit over one rank, which nothing is sent for: FSDP casts its shard and copies that into
-    parameters on the compute stream, before forward and before backward, and copies the reduced
-    gradients out, on the stream of reductions.
+) -> tuple[float, float]:
+    """(copy-out, copy of reduced gradients) of a unit over one rank, which nothing is sent for.
+
+    FSDP casts its shard and copies that into parameters on the compute stream, before forward and
+    before backward, and copies the reduced gradients out, on the stream of reductions.
 
     Source: torch 2.13 `FSDPParamGroup.wait_for_unshard` and `foreach_reduce`, at a world size of 1;
     older releases call the collectives, which then copy.
@@ -116,33 +114,48 @@ def _alone(
     resident = formats(training=training, layout=layout).resident
     gathered = DTYPE_BYTES[gathered_dtype]
     cast = (resident + gathered) * size.padded_elements / memory if gathered != resident else 0.0
-    return UnitSeconds(
-        copy_out=(copy_out + cast) * (2 if regathers else 1),
-        reduce_scatter=2 * DTYPE_BYTES[training.reduce_dtype] * size.padded_elements / memory,
-    )
+    reduced = 2 * DTYPE_BYTES[training.reduce_dtype] * size.padded_elements / memory
+    return (copy_out + cast) * (2 if regathers else 1), reduced
 
 
 _PARTS = attrgetter(*UnitSeconds.__slots__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Moved:
-    """Parameters of a unit that are sharded over one group."""
+    """Parameters of a unit that are sharded over one group. (No slots: most is not asked for.)"""
 
     seconds: UnitSeconds
-    disturbing: UnitSeconds
-    """Of its collectives, as much as takes its full share from kernels beside them."""
+    calls: UnitCalls | None = None
+    cluster: Cluster | None = None
+    """Both None where there are no such parameters."""
 
-    def times(self, number: int) -> _Moved:
+    def times(self, number: int) -> UnitSeconds:
         """Of so many units, one after another."""
-        if number == 1:
-            return self
-        return _Moved(
-            seconds=_sum([(self.seconds, number)]), disturbing=_sum([(self.disturbing, number)])
-        )
+        return self.seconds if number == 1 else _sum([(self.seconds, number)])
+
+    @cached_property
+    def disturbing(self) -> UnitSeconds:
+        """Of its collectives, as much as takes its full share from kernels beside them."""
+        if self.calls is None or self.cluster is None:
+            return NO_SECONDS
+        rate = full_rate_bytes_per_second(self.cluster.device)
+        found = {}
+        for name, calls in self.calls._asdict().items():
+            wire = sum(
+                wire_bytes(
+                    collective=call.collective,
+                    gathered_bytes=call.call_bytes,
+                    ranks=call.group.ranks,
+                )
+                for call in calls
+            )
+            taken = sum(call_seconds(call, self.cluster) for call in calls)
+            found[name] = min(taken, wire / rate)
+        return UnitSeconds(**found)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=65536)
 def _moved(
     ways: Ways, size: UnitSize, group: Group, gathered_dtype: str, regathers: bool
 ) -> _Moved:
@@ -151,73 +164,148 @@ def _moved(
     What offload copies and adds is of streams and clocks of its own.
     """
     if size == NOTHING:
-        return _Moved(seconds=UnitSeconds(), disturbing=UnitSeconds())
+        return _Moved(NO_SECONDS)
     case = ways.case
     cluster, training, layout = case.cluster, case.training, case.layout
     device = cluster.device
-    sent = size_calls(case, size, group, gathered_dtype, regathers=regathers)
+    calls = size_calls(case, size, group, gathered_dtype, regathers=regathers)
     copy_out, copy_in = copy_seconds(
         size, training=training, device=device, gathered_dtype=gathered_dtype
     )
-    taken = {
-        name: sum(call_seconds(call, cluster) for call in calls)
-        for name, calls in sent._asdict().items()
-    }
-    seconds = UnitSeconds(
-        backward=flat_gradient_seconds(size, training=training, device=device),
-        copy_out=copy_out,
-        copy_in=copy_in,
-        **taken,
+    gather, scatter, reduce, regather = (
+        sum(call_seconds(call, cluster) for call in of) for of in calls
     )
     if layout.shard_ranks == 1:
-        alone = _alone(
+        copy_out, scatter = _alone(
             size,
             case=case,
             gathered_dtype=gathered_dtype,
             regathers=regathers,
             copy_out=copy_out,
         )
-        seconds = replace(seconds, copy_out=alone.copy_out, reduce_scatter=alone.reduce_scatter)
-    rate = full_rate_bytes_per_second(device)
-    wire = {
-        name: sum(
-            wire_bytes(
-                collective=call.collective, gathered_bytes=call.call_bytes, ranks=call.group.ranks
-            )
-            for call in calls
-        )
-        for name, calls in sent._asdict().items()
-    }
-    return _Moved(
-        seconds=seconds.plus(_on_host(size, ranks=group.ranks, case=case, regathers=regathers)),
-        disturbing=UnitSeconds(**{name: min(taken[name], wire[name] / rate) for name in taken}),
+    seconds = UnitSeconds(
+        backward=flat_gradient_seconds(size, training=training, device=device),
+        gather=gather,
+        regather=regather,
+        reduce_scatter=scatter,
+        all_reduce=reduce,
+        copy_out=copy_out,
+        copy_in=copy_in,
     )
+    if layout.offload == "cpu":
+        seconds = seconds.plus(_on_host(size, ranks=group.ranks, case=case, regathers=regathers))
+    return _Moved(seconds, calls, cluster)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Moves:
-    """What FSDP moves and copies in a micro-batch that reduces everything, computation apart."""
+    """What FSDP moves and copies in a micro-batch that reduces everything, computation apart.
 
-    runs: tuple[tuple[BlockUnit, UnitSeconds], ...]
-    """Units of blocks, in the order of forward; experts that are sharded over other ranks are
-    gathered and reduced behind the rest."""
-    tables: UnitSeconds
-    """Of a unit of the embedding alone; like the head's all 0 where there is none."""
-    head: UnitSeconds
-    """Of a unit of the final norm and the head."""
-    root: UnitSeconds
-    links_shared: bool
-    """HSDP: its all-reduces use the links that the shard group uses."""
-    total: UnitSeconds
-    """Of all units and the root, one after another."""
-    copied: float
-    """What the compute stream copies in a micro-batch, and does for flat gradients."""
-    copied_in: float
-    """What it copies for reductions beside that."""
-    disturbing: UnitSeconds
-    """Of the collectives of `total`, as much as takes its full share from kernels beside them."""
-    links: tuple[tuple[str, UnitSeconds], ...]
-    """(level of the network, the collectives of `total` that pass it)."""
+    (No slots: of the thousands that a search makes, little is asked of most.)
+    """
+
+    case: Case
+    blocks: tuple[tuple[BlockUnit, _Moved, _Moved], ...]
+    """Units of blocks, in the order of forward: what is sharded over the shard group, and the
+    experts of one block that are sharded over other ranks."""
+    ends: tuple[_Moved, _Moved, _Moved]
+    """A unit of the embedding alone, one of the final norm and the head, and the root; nothing
+    where there is none."""
+
+    @cached_property
+    def runs(self) -> tuple[tuple[BlockUnit, UnitSeconds], ...]:
+        """Units of blocks, in the order of forward; experts are gathered and reduced behind the
+        rest."""
+        return tuple(
+            (unit, own.seconds.plus(experts.times(unit.expert_blocks)))
+            if unit.expert_blocks
+            else (unit, own.seconds)
+            for unit, own, experts in self.blocks
+        )
+
+    @property
+    def tables(self) -> UnitSeconds:
+        """Of a unit of the embedding alone; like the head's all 0 where there is none."""
+        return self.ends[0].seconds
+
+    @property
+    def head(self) -> UnitSeconds:
+        """Of a unit of the final norm and the head."""
+        return self.ends[1].seconds
+
+    @property
+    def root(self) -> UnitSeconds:
+        """Of what is in no other unit."""
+        return self.ends[2].seconds
+
+    @cached_property
+    def total(self) -> UnitSeconds:
+        """Of all units and the root, one after another."""
+        return _sum(self._every)
+
+    @property
+    def _every(self) -> list[tuple[UnitSeconds, int]]:
+        ends = [(end.seconds, 1) for end in self.ends]
+        return [*ends, *((moved, unit.number) for unit, moved in self.runs)]
+
+    @cached_property
+    def copied(self) -> float:
+        """What the compute stream copies in a micro-batch, and does for flat gradients."""
+        return sum(
+            number * (moved.backward + moved.copy_out * (2 if moved.regather else 1))
+            for moved, number in self._every
+        )
+
+    @cached_property
+    def copied_in(self) -> float:
+        """What it copies for reductions beside that."""
+        return sum(number * moved.copy_in for moved, number in self._every if moved.reduce_scatter)
+
+    @cached_property
+    def disturbing(self) -> UnitSeconds:
+        """Of the collectives of `total`, as much as takes its full share of kernels beside them."""
+        return _sum(
+            [
+                *((end.disturbing, 1) for end in self.ends),
+                *((own.disturbing, unit.number) for unit, own, _ in self.blocks),
+                *(
+                    (experts.disturbing, unit.number * unit.expert_blocks)
+                    for unit, _, experts in self.blocks
+                ),
+            ]
+        )
+
+    @cached_property
+    def links(self) -> tuple[tuple[str, UnitSeconds], ...]:
+        """(level of the network, the collectives of `total` that pass it)."""
+        cluster, layout = self.case.cluster, self.case.layout
+        shard, own = shard_group(layout), expert_shard_group(layout)
+        of_shard = [(end.seconds, 1) for end in self.ends]
+        of_shard += [(one.seconds, unit.number) for unit, one, _ in self.blocks]
+        of_own = [(one.seconds, unit.number * unit.expert_blocks) for unit, _, one in self.blocks]
+        copies = group_level(cluster, replicate_group(layout))
+        found = []
+        for group, again, of in (
+            (shard, regather_group(layout), of_shard),
+            (own, own, of_own),
+        ):
+            moved = _sum(of) if of else NO_SECONDS
+            scattered = UnitSeconds(gather=moved.gather, reduce_scatter=moved.reduce_scatter)
+            found += [
+                (group_level(cluster, group), scattered),
+                (group_level(cluster, again), UnitSeconds(regather=moved.regather)),
+                (copies, UnitSeconds(all_reduce=moved.all_reduce)),
+            ]
+        return tuple(found)
+
+    @property
+    def links_shared(self) -> bool:
+        """HSDP: do its all-reduces use the links that the shard group uses?"""
+        cluster, layout = self.case.cluster, self.case.layout
+        if layout.dp_replicate == 1:
+            return False
+        shards = group_level(cluster, shard_group(layout))
+        return shards == group_level(cluster, replicate_group(layout))
 
     @property
     def first_gathers(self) -> float:
@@ -239,70 +327,30 @@ def fsdp_moves(case: Case, stage: Stage) -> Moves:
     return _moves(shard_ways(case), stage)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=32768)
 def _moves(ways: Ways, stage: Stage) -> Moves:
     case = ways.case
     training, layout = case.training, case.layout
     regathers = layout.reshard_after_forward != "never"
     shard, experts = shard_group(layout), expert_shard_group(layout)
-    dtype = training.gathered_dtype
-
-    parts = {
-        unit: (
-            _moved(ways, unit.size, shard, dtype, regathers),
-            _moved(ways, unit.experts, experts, dtype, regathers).times(unit.expert_blocks),
-        )
-        for unit in block_units(case, stage)
-    }
+    dtype, of_root = training.gathered_dtype, root_gathered_dtype(training)
     ends = end_units(case, stage)
-    tables, head, root = (
-        _moved(ways, size, shard, root_gathered_dtype(training), False)
-        for size in (ends.tables, ends.head, ends.root)
-    )
-    runs = tuple((unit, one.seconds.plus(other.seconds)) for unit, (one, other) in parts.items())
-    every = [
-        *((end.seconds, 1) for end in (tables, head, root)),
-        *((moved, unit.number) for unit, moved in runs),
-    ]
-    disturbing = [
-        *((end.disturbing, 1) for end in (tables, head, root)),
-        *((part.disturbing, unit.number) for unit, pair in parts.items() for part in pair),
-    ]
     return Moves(
-        runs=runs,
-        tables=tables.seconds,
-        head=head.seconds,
-        root=root.seconds,
-        links_shared=_links_shared(case.cluster, layout),
-        total=_sum(every),
-        copied=sum(
-            number * (moved.backward + moved.copy_out * (2 if moved.regather else 1))
-            for moved, number in every
+        case=case,
+        blocks=tuple(
+            (
+                unit,
+                _moved(ways, unit.size, shard, dtype, regathers),
+                _moved(ways, unit.experts, experts, dtype, regathers),
+            )
+            for unit in block_units(case, stage)
         ),
-        copied_in=sum(number * moved.copy_in for moved, number in every if moved.reduce_scatter),
-        disturbing=_sum(disturbing),
-        links=tuple(_links(case, parts, (tables, head, root))),
+        ends=(
+            _moved(ways, ends.tables, shard, of_root, False),
+            _moved(ways, ends.head, shard, of_root, False),
+            _moved(ways, ends.root, shard, of_root, False),
+        ),
     )
-
-
-def _links(
-    case: Case, parts: dict[BlockUnit, tuple[_Moved, _Moved]], ends: tuple[_Moved, ...]
-) -> Iterator[tuple[str, UnitSeconds]]:
-    """Collectives of all units and the root by the level that their group spans."""
-    layout = case.layout
-    blocks = [(pair[0].seconds, unit.number) for unit, pair in parts.items()]
-    experts = [(pair[1].seconds, unit.number) for unit, pair in parts.items()]
-    shard, own = shard_group(layout), expert_shard_group(layout)
-    for group, again, of in (
-        (shard, regather_group(layout), [*((end.seconds, 1) for end in ends), *blocks]),
-        (own, own, experts),
-    ):
-        moved = _sum(of) if of else NO_SECONDS
-        scattered = UnitSeconds(gather=moved.gather, reduce_scatter=moved.reduce_scatter)
-        yield group_level(case.cluster, group), scattered
-        yield group_level(case.cluster, again), UnitSeconds(regather=moved.regather)
-        copies = group_level(case.cluster, replicate_group(layout))
-        yield copies, UnitSeconds(all_reduce=moved.all_reduce)
 
 
 def _sum(units: list[tuple[UnitSeconds, int]]) -> UnitSeconds:
@@ -322,15 +370,6 @@ def _computed_seconds(case: Case, unit: BlockUnit) -> UnitSeconds:
         forward += blocks * block.forward_seconds
         backward += blocks * block.backward_seconds
     return UnitSeconds(forward=forward, backward=backward)
-
-
-def _links_shared(cluster: Cluster, layout: Layout) -> bool:
-    """HSDP: do its all-reduces use the links that the shard group uses?"""
-    if layout.dp_replicate == 1:
-        return False
-    return group_level(cluster, shard_group(layout)) == group_level(
-        cluster, replicate_group(layout)
-    )
 
 
 def fsdp_micro_batch(case: Case, stage: Stage) -> MicroBatch:

@@ -220,13 +220,8 @@ class Floors:
         )
         work = self._work(layout)
         least = least_fsdp_seconds(
-            replace(
-                ends,
-                total=whole.total,
-                copied=whole.copied,
-                copied_in=whole.copied_in,
-                disturbing=whole.disturbing,
-            ),
+            whole,
+            ends=ends,
             cluster=asked.cluster,
             layout=layout,
             late=self.late,
@@ -361,8 +356,10 @@ class Floors:
         waiting = work.total - work.computed + works.end_calls_seconds(layout, stage)
         gradients = gradient_seconds(case, stage)
         if layout.sharding == "fsdp":
+            moves = fsdp_moves(case, whole_model(asked.model))
             return least_fsdp_seconds(
-                fsdp_moves(case, whole_model(asked.model)),
+                moves,
+                ends=moves,
                 cluster=asked.cluster,
                 layout=layout,
                 late=self.late,
