@@ -12,9 +12,10 @@ wait is outlasted, and how that changes from time to time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import sub
 from typing import NamedTuple, get_args
 
-from fsdpplan.cost.step.program import Cause, Name, Op, Program, Repeat, Stream
+from fsdpplan.cost.step.program import Cause, Name, Op, Program, Run, Stream
 
 SETTLED = 1e-12
 """Clocks that advance alike differ by rounding: by less than this share of the time played."""
@@ -44,38 +45,36 @@ class Clocks:
         """When the compute stream ends."""
         return self.last["compute"]
 
-    def do(self, op: Op) -> None:
-        """The next operation."""
-        name, stream, seconds, after, _, holds = op
-        last, margins = self.last, self._margins
-        begin = last[stream]
-        for held in holds:
-            margins.append(last[held] - begin)
-            begin = max(begin, last[held])
-        for on, cause, back in after:
-            moment = self.before[on] if back else last[on]
-            margin = moment - begin
-            margins.append(margin)
-            if margin > 0:
-                begin = moment
-                if stream == "compute":
-                    self.waited[cause] += margin
-        if name in self.before:
-            self.before[name] = last[name]
-        last[name] = last[stream] = end = begin + seconds
-        for held in holds:
-            last[held] = end
+    def do(self, *ops: Op) -> None:
+        """The next operations."""
+        last, before, waited, note = self.last, self.before, self.waited, self._margins.append
+        for name, stream, seconds, after, _, holds in ops:
+            begin = last[stream]
+            for held in holds:
+                note(last[held] - begin)
+                begin = max(begin, last[held])
+            for on, cause, back in after:
+                moment = before[on] if back else last[on]
+                margin = moment - begin
+                note(margin)
+                if margin > 0:
+                    begin = moment
+                    if stream == "compute":
+                        waited[cause] += margin
+            if name in before:
+                before[name] = last[name]
+            last[name] = last[stream] = end = begin + seconds
+            for held in holds:
+                last[held] = end
 
     def play(self, program: Program) -> None:
         """All of it."""
-        do = self.do
         for part in program:
-            for _ in self.rounds(part.times):
-                if isinstance(part, Repeat):
-                    self.play(part.of)
+            for _ in (0,) if part.times == 1 else self.rounds(part.times):
+                if isinstance(part, Run):
+                    self.do(*part.ops)
                 else:
-                    for op in part.ops:
-                        do(op)
+                    self.play(part.of)
 
     def rounds(self, times: int) -> Iterator[int]:
         """The numbers of those of `times` alike rounds that are to be played, each before the next
@@ -85,30 +84,29 @@ class Clocks:
             return
         number, outer = 0, self._margins
         advanced, margins = list[float](), list[float]()
+        end = self._moments()
         while number < times:
-            start = self._moments()
             self._margins = []
             yield number
             number += 1
+            start, end = end, self._moments()
             before, margins = margins, self._margins
             outer += margins
-            previous = advanced
-            advanced = [end - begin for begin, end in zip(start, self._moments(), strict=True)]
+            previous, advanced = advanced, list(map(sub, end, start))
             if len(before) == len(margins) and self._are_equal(previous, advanced):
                 alike = self._alike(before, margins, times - number)
                 if alike:
                     self._advance(advanced, alike)
                     changes = zip(before, margins, strict=True)
                     outer += [now + alike * (now - then) for then, now in changes]
-                    number, advanced = number + alike, []
+                    number, advanced, end = number + alike, [], self._moments()
         self._margins = outer
 
     def _moments(self) -> list[float]:
         return [*self.last.values(), *self.before.values(), *self.waited.values()]
 
     def _are_equal(self, some: list[float], others: list[float]) -> bool:
-        noise = SETTLED * self.compute
-        return bool(some) and all(abs(a - b) <= noise for a, b in zip(some, others, strict=True))
+        return bool(some) and max(map(abs, map(sub, some, others))) <= SETTLED * self.compute
 
     def _alike(self, before: list[float], now: list[float], most: int) -> int:
         """How many more rounds, at `most`, go like the last two: none changes which of two moments

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fsdpplan.cost.step.program import ROOT, Name, Op, Program, Repeat, Run, Stream, Wait
+from fsdpplan.cost.step.program import ROOT, Name, Op, Program, Repeat, Run, Stream, Wait, joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ def fsdp_step(
 
 def micro_batch(batch: MicroBatch) -> tuple[Run, ...]:
     """Both passes of one."""
-    return (*forward_pass(batch), *backward_pass(batch))
+    return joined((*forward_pass(batch), *backward_pass(batch)))
 
 
 UPDATE = Op(

@@ -8,7 +8,7 @@ when each operation begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 Stream = Literal["compute", "shard", "replicate", "upload", "download"]
@@ -81,6 +81,16 @@ class Repeat(NamedTuple):
 
 
 Program = tuple[Run | Repeat, ...]
+
+
+def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """The same with what is done once, one run behind another, as one."""
+    found: list[Run] = []
+    for run in runs:
+        if found and found[-1].times == run.times == 1:
+            run = Run((*found.pop().ops, *run.ops))
+        found.append(run)
+    return tuple(found)
 
 
 def operations(runs: tuple[Run, ...]) -> Iterator[Op]:
