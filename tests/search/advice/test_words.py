@@ -57,7 +57,7 @@ PP = {"gradient_sync": "last", "num_microbatches": 8, "schedule": "1f1b"}
             {"tp": 4, "dp_shard": 4, "ep": 2, "experts_over_tp": True, "sharding": "zero1", **TP},
             "TP + EP + ZeRO-1",
             "ZeRO-1: optimizer state sharded over 4 GPUs across nodes, tensor parallel over 4 GPUs "
-            "of a node, experts over the 8 GPUs of a node",
+            "of a node, whole experts over the 8 GPUs of a node",
         ),
         (
             {"tp": 8, "dp_shard": 8, "async_tp": True, **TP},
