@@ -244,14 +244,16 @@ def _unit_backward(s: RankSizes, heap: Heap, index: int) -> Iterator[Phase]:
                 heap.hold("buffer", run.experts_buffer_bytes)
                 yield heap.moment("backward")
                 heap.free("buffer")
+            own = 0
             if block.live_bytes > block.saved_bytes and not s.has_lean_units:
-                # recomputation is a forward pass, behind which their buffer is still there
-                ahead = max(ahead, run.experts_buffer_bytes)
-            heap.hold("ahead", ahead)
+                # recomputation is a forward pass: their buffer is there until the next gather
+                own = run.experts_buffer_bytes
+            heap.hold("ahead", ahead or own)
             heap.hold("temporaries", block.backward_peak_bytes)
             yield heap.moment("backward")
             if block.reduced_peak_bytes:
                 heap.free("experts")
+                heap.hold("ahead", ahead)
                 heap.hold("reduced behind", behind if s.keeps_reduction_behind else 0)
                 heap.hold("temporaries", block.reduced_peak_bytes)
                 yield heap.moment("backward")
