@@ -102,7 +102,7 @@ def train_step(
     end. A step that `guard` finds to be a spike changes no weight where `skips_spikes`."""
     counted, scaler = counted_fraction(micro_batches), assembled.scaler
     pressure = None
-    if balance.auxiliary:
+    if balance.auxiliary and plan.model.experts is not None:
         weight = 1.0 if counted is None else counted
         weight = weight if scaler is None else weight * scaler.scale
         real = real_fraction(micro_batches)
