@@ -181,7 +181,10 @@ class Options:
             eval_every=self.eval_every if "eval_every" in self.given else round(sequences / batch),
         )
         if wrong := found.contradiction():
-            raise TrainerError(f"--epochs {self.epochs:g} are {steps} steps here: {wrong}")
+            raise TrainerError(
+                f"--epochs {self.epochs:g} are {steps} steps here, where {wrong}; or give --steps "
+                "in its place"
+            )
         return found
 
     def contradiction(self) -> str:

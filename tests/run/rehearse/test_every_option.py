@@ -49,7 +49,7 @@ all plans for GPUs that is also: {outside}.
 
 NOTHING_OF_A_STEP = {
     "seed": "numbers",
-    "steps": "of them one is rehearsed",
+    **dict.fromkeys(("steps", "epochs"), "of them one step is rehearsed"),
     **dict.fromkeys(
         (
             "learning_rate",
