@@ -84,7 +84,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     wrong = full = 0
-    for (case, estimate), _ in zip(priced(options.seed), range(options.plans), strict=False):
+    for (case, estimate), done in zip(priced(options.seed), range(options.plans), strict=False):
+        if done and done % 50 == 0:
+            print(f"{done} plans, {wrong} wrong", file=sys.stderr, flush=True)
         over = sold_twice(estimate)
         wrong += bool(over)
         passing = level_seconds(estimate.communication).values()
