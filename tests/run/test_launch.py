@@ -156,6 +156,7 @@ def edited(script: str) -> str:
         (edited(emit_script(PLAN, Job())), "changed after it was emitted"),
         (emit_script(PLAN, Job()).replace("FSDPPLAN_PLAN=$(cat", "X=$(cat"), "no header of ours"),
     ],
+    ids=["empty", "blank", "foreign", "edited", "without its plan"],
 )
 def test_a_script_that_is_not_as_emitted_is_refused_naming_the_choices(
     tmp_path: Path, text: str, says: str
