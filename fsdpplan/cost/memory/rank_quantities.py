@@ -267,11 +267,6 @@ class RankSizes:
         last = elements * self.earlier_gradient_bytes + reduced * gained
         return max(last, reduced * self.earlier_gradient_bytes)
 
-    def gather_bytes(self, copied: int, buffers: int) -> int:
-        """What all-gathers allocated: FSDP2's buffers; FSDP1's parameters too, which it gathers
-        in place."""
-        return buffers + copied if self.gathers_in_place else buffers
-
     def copy_bytes(self, blocks: int) -> int:
         """Autocast's copies that `blocks` blocks keep for backward; recomputation makes them anew
         and has one block's."""

@@ -51,7 +51,6 @@ _BY_PART = {
         "earlier gradients",
         "gradients",
         "gradient of the head",
-        "last gradient",
         "embedding's gradient",
         "reduced",
         "reduced behind",

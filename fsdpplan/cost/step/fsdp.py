@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 from fsdpplan.cost.step.program import ROOT, Name, Op, Program, Repeat, Run, Stream, Wait, joined
 
@@ -166,16 +167,12 @@ def _unit_backward(
     return (*ops, *_reduce(batch, unit, at))
 
 
-def _gather(unit: UnitSeconds, name: str, after: Wait, at: int) -> tuple[Op, ...]:
+def _gather(
+    unit: UnitSeconds, name: Literal["gather", "regather"], after: Wait, at: int
+) -> tuple[Op, ...]:
     """Its shard from the host, if it is there, and the gather."""
-    is_again = name == "regather"
-    gathering = Op(
-        "regather" if is_again else "gather",
-        "shard",
-        unit.regather if is_again else unit.gather,
-        (after,),
-        at,
-    )
+    seconds = unit.gather if name == "gather" else unit.regather
+    gathering = Op(name, "shard", seconds, (after,), at)
     if not unit.upload:
         return (gathering,)
     upload = Op("upload", "upload", unit.upload, (after,), at)
