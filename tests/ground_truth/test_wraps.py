@@ -119,3 +119,22 @@ def test_sums_of_experts_go_when_they_are_reduced(model: Model) -> None:
     peak = predicted_peak_bytes(model, training, layout)
     measured = measured_step(model, training, layout).peak_bytes
     assert peak == pytest.approx(measured, rel=MIXED_TOLERANCE_FRACTION)
+
+
+assert TURNS.experts is not None
+HEAVY_TURNS = replace(TURNS, layers=4, experts=replace(TURNS.experts, experts=32))
+"""Routed experts of one block are most of the model, and the block before has none."""
+
+
+@pytest.mark.parametrize("wrap_blocks", [1, 3])
+@pytest.mark.parametrize("mode", ["op", "full"])
+def test_what_experts_were_gathered_into_for_recomputation_goes_with_the_next_gather(
+    wrap_blocks: int, mode: ActivationCheckpointing
+) -> None:
+    layout = Layout(
+        compile=False, dp_shard=8, ep=2, wrap_blocks=wrap_blocks, activation_checkpointing=mode
+    )
+    training = training_for(layout, seq_len=64)
+    peak = predicted_peak_bytes(HEAVY_TURNS, training, layout)
+    measured = measured_step(HEAVY_TURNS, training, layout).peak_bytes
+    assert peak == pytest.approx(measured, rel=MIXED_TOLERANCE_FRACTION)
