@@ -180,8 +180,8 @@ class TrainingOptions:
         bool | None,
         Flag(
             name="--fine-tune",
-            help="A model that is there learns more: the batch of a fine-tuning by default. Chats "
-            "in --data say it, too.",
+            help="Plan a fine-tuning, with the batch that is usual for one. Chats in --data mean "
+            "the same.",
         ),
     ] = None
     data: Annotated[
