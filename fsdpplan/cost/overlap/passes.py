@@ -33,16 +33,24 @@ from fsdpplan.cost.network.placement import (
 )
 from fsdpplan.cost.overlap.exposed import (
     ExposedSeconds,
-    bucket_seconds,
     full_rate_bytes_per_second,
-    gather_waiting_seconds,
-    reduction_exposed_seconds,
 )
 from fsdpplan.cost.overlap.timing import block_times, ends_seconds
 from fsdpplan.cost.play.clocks import Played, played
 from fsdpplan.cost.step.fsdp import NO_SECONDS, MicroBatch, UnitSeconds, fsdp_step
-from fsdpplan.cost.traffic.calls import call_seconds, group_level
-from fsdpplan.cost.traffic.data_parallel import UnitCalls, root_gathered_dtype, size_calls
+from fsdpplan.cost.step.replica import BucketSeconds, ReplicaBatch, replica_step
+from fsdpplan.cost.traffic.calls import call_seconds, group_level, group_seconds
+from fsdpplan.cost.traffic.data_parallel import (
+    Bucket,
+    UnitCalls,
+    buckets,
+    is_reduced,
+    parameter_moves,
+    reductions,
+    root_gathered_dtype,
+    size_calls,
+    stage_tensors,
+)
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case
@@ -496,16 +504,66 @@ _NO_COPIES = {"download": 0.0, "adding": 0.0}
 
 def replica_passes(case: Case, stage: Stage) -> Passes:
     """All micro-batches under DDP, ZeRO-1 or ZeRO-2, or on one rank."""
-    training, layout = case.training, case.layout
-    forward, backward = plain_seconds(case, stage)
-    times = bucket_seconds(case, stage)
-    once = reduction_exposed_seconds(times, training=training, backward_seconds=backward)
-    reduced = gradient_syncs(layout) * once
+    layout = case.layout
+    reduces_all = gradient_syncs(layout) == layout.num_microbatches
+    batch = replica_batch(case, stage, plain_seconds(case, stage))
+    step = played(
+        replica_step(batch, num_microbatches=layout.num_microbatches, reduces_all=reduces_all)
+    )
+    share, reduced = scatter_share(batch), step.waited["reduction"]
     return Passes(
-        busy_seconds=layout.num_microbatches * (forward + backward),
+        busy_seconds=step.seconds - step.exposed,
         exposed=ExposedSeconds(
-            all_gather=gather_waiting_seconds(times, training=training, forward_seconds=forward),
-            reduce_scatter=times.scatter_share * reduced,
-            all_reduce=(1 - times.scatter_share) * reduced,
+            all_gather=step.waited["all_gather"],
+            reduce_scatter=share * reduced,
+            all_reduce=(1 - share) * reduced,
         ),
     )
+
+
+def scatter_share(batch: ReplicaBatch) -> float:
+    """Part of the reductions' time that is reduce-scatters."""
+    scatters = sum(bucket.reduce_scatter for bucket in batch.buckets)
+    return scatters / batch.reduction if batch.reduction else 0.0
+
+
+def replica_batch(case: Case, stage: Stage, seconds: tuple[float, float]) -> ReplicaBatch:
+    """One micro-batch of `seconds`, (forward, backward), with all that it may gather and reduce."""
+    training = case.training
+    forward, backward = seconds
+    return ReplicaBatch(
+        forward=forward,
+        backward=backward,
+        buckets=bucket_seconds(case, stage),
+        # PowerSGD's hook waits for the device at the end of each bucket, and backward with it
+        overlaps_reduction=training.traits.overlaps_reduction and not training.powersgd_rank,
+        overlaps_gather=training.traits.overlaps_parameter_gather,
+    )
+
+
+@lru_cache(maxsize=2048)
+def bucket_seconds(case: Case, stage: Stage) -> tuple[BucketSeconds, ...]:
+    """Each bucket of a rank, in the order in which backward fills them; none on one rank and under
+    FSDP."""
+    cluster, training, layout = case.cluster, case.training, case.layout
+    if not is_reduced(layout):
+        return ()
+    filled = buckets(case, stage)
+    whole = sum(bucket.fp32_bytes for bucket in filled)
+    tensors = stage_tensors(model=case.model, stage=stage)
+
+    def timed(bucket: Bucket) -> BucketSeconds:
+        seconds = {"reduce_scatter": 0.0, "all_reduce": 0.0}
+        for collective, group, size in reductions(bucket, training=training, layout=layout):
+            seconds[collective] += group_seconds(cluster, group, collective, size)
+        gather = 0.0
+        if layout.sharding != "ddp":
+            moves = parameter_moves(
+                bucket, training=training, layout=layout, tensors=tensors, whole_bytes=whole
+            )
+            once = group_seconds(cluster, moves.group, moves.collective, moves.call_bytes)
+            gather = moves.count * once
+        return BucketSeconds(share=bucket.fp32_bytes / whole, gather=gather, **seconds)
+
+    each = {bucket: timed(bucket) for bucket in dict.fromkeys(filled)}
+    return tuple(each[bucket] for bucket in filled)

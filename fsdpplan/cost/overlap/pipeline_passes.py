@@ -29,17 +29,15 @@ from fsdpplan.cost.kernels.compute import device_parts
 from fsdpplan.cost.model.shards import Stage, block_cases, block_kinds
 from fsdpplan.cost.network.placement import pp_group
 from fsdpplan.cost.overlap.exposed import (
-    BucketSeconds,
     ExposedSeconds,
-    bucket_seconds,
-    gather_waiting_seconds,
-    reduction_exposed_seconds,
 )
 from fsdpplan.cost.overlap.passes import (
     Passes,
     early_micro_batch,
     fsdp_micro_batch,
     plain_seconds,
+    replica_batch,
+    scatter_share,
     with_seconds,
 )
 from fsdpplan.cost.overlap.timing import block_times, block_work
@@ -57,7 +55,9 @@ from fsdpplan.cost.schedule.times import (
     reduced_seconds,
     simulate_pipeline,
 )
+from fsdpplan.cost.step import replica
 from fsdpplan.cost.step.fsdp import MicroBatch, backward_pass, forward_pass
+from fsdpplan.cost.step.replica import ReplicaBatch
 from fsdpplan.cost.traffic.calls import Calls, call_seconds, group_seconds
 from fsdpplan.cost.traffic.data_parallel import reduced_rounds
 from fsdpplan.cost.traffic.rank import (
@@ -482,33 +482,38 @@ def _replica_exposed(
     last micro-batch is through (`grad_sync_func`) and gathers the next one beside the first passes
     of the one before (`param_sync_func`); without overlap `finalize_model_grads` at the end.
     """
-    buckets = stages.each([bucket_seconds(case, stage) for stage in stages.kinds])
-    totals = tuple(sum(each.reductions) for each in buckets)
-    hidden = hidden_reductions(case, buckets, times)
+    batches = replica_batches(case, stages, times)
+    totals = tuple(batch.reduction for batch in batches)
+    hidden = hidden_reductions(batches)
     at_the_end = not case.training.traits.overlaps_reduction
     reduced = _after_all(case.layout, timing, totals, hidden, at_the_end=at_the_end)
-    share = max(each.scatter_share for each in buckets)
+    share = max(scatter_share(batch) for batch in batches)
     return ExposedSeconds(
-        all_gather=_parameter_waiting(case, buckets, times, weights, send, timing, paired),
+        all_gather=_parameter_waiting(case, batches, times, weights, send, timing, paired),
         reduce_scatter=share * reduced,
         all_reduce=(1 - share) * reduced,
     )
 
 
-def hidden_reductions(
-    case: Case, buckets: Sequence[BucketSeconds], times: Sequence[Pair]
-) -> Seconds:
+def replica_batches(case: Case, stages: StageKinds, times: Sequence[Pair]) -> list[ReplicaBatch]:
+    """One micro-batch of each stage."""
+    by_kind = [replica_batch(case, stage, (0.0, 0.0)) for stage in stages.kinds]
+    both = zip(stages.each(by_kind), times, strict=True)
+    return [replace(batch, forward=own[0], backward=own[1]) for batch, own in both]
+
+
+def hidden_reductions(batches: Sequence[ReplicaBatch]) -> Seconds:
     """Of each stage, what it reduces beside its last backward pass."""
-    return tuple(
-        sum(each.reductions)
-        - reduction_exposed_seconds(each, training=case.training, backward_seconds=backward)
-        for each, (_, backward) in zip(buckets, times, strict=True)
-    )
+    exposed = {
+        batch: played(replica.backward_pass(batch, reduces=True)).exposed
+        for batch in dict.fromkeys(batches)
+    }
+    return tuple(batch.reduction - exposed[batch] for batch in batches)
 
 
 def _parameter_waiting(
     case: Case,
-    buckets: list[BucketSeconds],
+    batches: Sequence[ReplicaBatch],
     times: Sequence[tuple[float, float]],
     weights: Seconds,
     send: float,
@@ -517,28 +522,25 @@ def _parameter_waiting(
 ) -> float:
     """What gathering updated parameters adds: to the slowest rank, or to the first forwards."""
     layout = case.layout
-    by_rank = [
-        [sum(buckets[stage].gathers) for stage in held] for held in layout_rank_stages(layout)
-    ]
-    if not any(map(any, by_rank)):
+    if not any(batch.gather for batch in batches):
         return 0.0
     if not case.training.traits.overlaps_parameter_gather:
-        return max(map(sum, by_rank))
-    moments = parameter_moments(case, buckets, times)
+        return max(
+            sum(batches[stage].gather for stage in held) for held in layout_rank_stages(layout)
+        )
+    moments = parameter_moments(layout, batches)
     delayed = played_timing(layout, times, weights, send, moments, paired)
     return max(0.0, delayed.total_seconds - timing.total_seconds)
 
 
-def parameter_moments(
-    case: Case, buckets: Sequence[BucketSeconds], times: Sequence[Pair]
-) -> Seconds:
+def parameter_moments(layout: Layout, batches: Sequence[ReplicaBatch]) -> Seconds:
     """When the first forward pass of each stage has its updated parameters, which are gathered from
     the start of the step on beside passes."""
-    moments = [0.0] * len(times)
-    for held in layout_rank_stages(case.layout):
-        gathers = [sum(buckets[stage].gathers) for stage in held]
+    moments = [0.0] * len(batches)
+    for held in layout_rank_stages(layout):
+        gathers = [batches[stage].gather for stage in held]
         for stage, moment in zip(held, accumulate(gathers), strict=True):
             moments[stage] = moment
-    first = gather_waiting_seconds(buckets[0], training=case.training, forward_seconds=times[0][0])
-    moments[0] = max(moments[0], times[0][0] + first)
+    first = played(replica.forward_pass(batches[0], is_first=True)).seconds
+    moments[0] = max(moments[0], first)
     return tuple(moments)

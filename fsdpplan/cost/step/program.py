@@ -28,13 +28,17 @@ Name = Literal[
     "upload",
     "download",
     "add",
+    "reduce",
+    "reduced",
     "update",
 ]
 """What an operation does. `regather`: the gather for a backward pass; `add`: the host adds a
-gradient to an earlier one, and starts nothing meanwhile; `update`: all that follows the passes."""
+gradient to an earlier one, and starts nothing meanwhile; `reduce`: all collectives of a bucket;
+`reduced`: a backward pass ends that waits for these; `update`: all that follows the passes."""
 
-Cause = Literal["all_gather", "reduce_scatter", "all_reduce", "host", ""]
-"""What the compute stream waits for: a collective, or a copy to the host; empty: nothing else."""
+Cause = Literal["all_gather", "reduce_scatter", "all_reduce", "reduction", "host", ""]
+"""What the compute stream waits for: a collective, those of buckets, or a copy to the host; empty:
+nothing else."""
 
 ROOT = -1
 """The unit that holds what no other has."""

@@ -1,11 +1,11 @@
-"""Data parallelism laid out: all micro-batches of a rank that is in no pipeline.
-
-FSDP's program as it is played. DDP, ZeRO-1 and ZeRO-2 as `overlap/exposed` prices them.
+"""Data parallelism laid out: all micro-batches of a rank that is in no pipeline, as its program is
+played.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
@@ -19,27 +19,28 @@ from fsdpplan.cost.model.shards import (
     gradient_syncs,
     unit_cases,
 )
-from fsdpplan.cost.overlap.exposed import (
-    bucket_seconds,
-    gather_waiting_seconds,
-    reduction_exposed_seconds,
-)
 from fsdpplan.cost.overlap.passes import (
     early_micro_batch,
     fsdp_micro_batch,
     fsdp_passes,
+    plain_seconds,
+    replica_batch,
+    scatter_share,
     with_seconds,
 )
 from fsdpplan.cost.overlap.timing import gradient_seconds
 from fsdpplan.cost.play.clocks import Clocks
+from fsdpplan.cost.step import replica
 from fsdpplan.cost.step.fsdp import UPDATE, MicroBatch, backward_pass, forward_pass
-from fsdpplan.cost.step.program import Op, operations
+from fsdpplan.cost.step.program import Cause, Op, Run, operations
+from fsdpplan.cost.step.replica import ReplicaBatch
 from fsdpplan.cost.timeline.events import Detail
 from fsdpplan.cost.timeline.lanes import Lanes, Mark, Sent, sent_calls
 from fsdpplan.cost.timeline.pieces import (
     EMBEDDING,
     NO_PASSES,
     Passes,
+    Piece,
     block_pieces,
     end_pieces,
     own_blocks,
@@ -173,8 +174,7 @@ class _Shape:
 
 
 def fsdp_lanes(case: Case, stage: Stage, *, detail: Detail, detailed: int) -> Lanes:
-    """All micro-batches under FSDP; those behind the first `detailed` are shown pass by pass, but
-    the last. What the clocks leave out goes as the micro-batch before it."""
+    """All micro-batches under FSDP."""
     layout = case.layout
     number = layout.num_microbatches
     batch = fsdp_micro_batch(case, stage)
@@ -190,20 +190,39 @@ def fsdp_lanes(case: Case, stage: Stage, *, detail: Detail, detailed: int) -> La
         gradients=GradientSeconds.of(case, (stage,)),
         on_host=(*uploads, batch.root.upload),
     )
+    clocks = Clocks()
+
+    def micro_batch(index: int) -> Lanes:
+        return _micro_batch(shape, last if index == number - 1 else early, clocks, index)
+
+    lanes = _laid_out(micro_batch, clocks, number, detail=detail, detailed=detailed)
+    _lay(shape, lanes, clocks, UPDATE, Mark(direction="backward", micro_batch=number - 1))
+    return lanes
+
+
+def _laid_out(
+    micro_batch: Callable[[int], Lanes],
+    clocks: Clocks,
+    number: int,
+    *,
+    detail: Detail,
+    detailed: int,
+) -> Lanes:
+    """So many micro-batches, of which all but the first and the last are alike. Those behind the
+    first `detailed` are shown pass by pass, but the last."""
     whole = detailed if detail != "passes" else 0
-    lanes, part, clocks = Lanes(), Lanes(), Clocks()
+    lanes, part = Lanes(), Lanes()
     shown, advance, later = 0, 0.0, 0.0
-    for index in chain(clocks.rounds(number - 1), (number - 1,)):
+    alike = (index + 1 for index in clocks.rounds(number - 2))
+    for index in chain((0,), alike, (number - 1,) if number > 1 else ()):
         lanes.repeat(part, range(shown, index), advance, whole=whole, others={"all_reduce": later})
         compute, replicate = clocks.compute, clocks.last["replicate"]
-        is_last = index == number - 1
-        part = _micro_batch(shape, last if is_last else early, clocks, index)
-        is_whole = index < whole or (is_last and detail != "passes")
+        part = micro_batch(index)
+        is_whole = index < whole or (index == number - 1 and detail != "passes")
         lanes.take(part if is_whole else part.by_pass())
         advance, later = clocks.compute - compute, clocks.last["replicate"] - replicate
         shown = index + 1
     lanes.clock = clocks.compute
-    _lay(shape, lanes, clocks, UPDATE, Mark(direction="backward", micro_batch=number - 1))
     return lanes
 
 
@@ -258,11 +277,9 @@ def _lay(shape: _Shape, part: Lanes, clocks: Clocks, op: Op, mark: Mark) -> None
     """An operation as it is played: what the compute stream waits for, and what it does then; of
     another stream when it ends."""
     unit, copied = shape.units[op.unit], shape.on_host[op.unit]
-    waited = dict(clocks.waited)
-    clocks.do(op)
+    for cause, seconds in _waits(clocks, op):
+        part.wait(seconds, cause, mark=mark)
     end = clocks.last[op.stream]
-    for cause, seconds in clocks.waited.items():
-        part.wait(seconds - waited[cause], cause, mark=mark)
     match op.name:
         case "gather" | "regather":
             sents = unit.gathers if op.name == "gather" else unit.regathers
@@ -287,6 +304,13 @@ def _lay(shape: _Shape, part: Lanes, clocks: Clocks, op: Op, mark: Mark) -> None
             _copy(part, "download", copied, end + copied, unit, mark)
     if op.stream == "compute":
         part.clock = end
+
+
+def _waits(clocks: Clocks, op: Op) -> list[tuple[Cause, float]]:
+    """Let an operation be done, and what the compute stream waits for before it."""
+    waited = dict(clocks.waited)
+    clocks.do(op)
+    return [(cause, seconds - waited[cause]) for cause, seconds in clocks.waited.items()]
 
 
 def _copy(
@@ -320,51 +344,96 @@ def _backward(shape: _Shape, part: Lanes, unit: Unit, seconds: float, mark: Mark
         part.add(flat, f"{unit.name} gradients", "gradients", "compute", mark=mark)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replica:
+    """What all micro-batches of a rank with whole parameters have in common."""
+
+    case: Case
+    batch: ReplicaBatch
+    passes: Passes
+    ends: tuple[tuple[Sent, ...], tuple[Sent, ...]]
+    """As of `_Shape`."""
+    gathers: tuple[tuple[Sent, ...], ...]
+    """Of the updated parameters of each bucket."""
+    reductions: tuple[tuple[Sent, ...], ...]
+    gradients: GradientSeconds
+
+
 def replica_lanes(case: Case, stage: Stage, *, detail: Detail, detailed: int) -> Lanes:
     """All micro-batches under DDP, ZeRO-1 or ZeRO-2, or on one rank."""
-    layout, training = case.layout, case.training
+    layout = case.layout
     number = layout.num_microbatches
-    passes = stage_passes(case, stage, detail=detail)
-    forward, backward = (sum(p.seconds for p in each) for each in (passes.forward, passes.backward))
-    times, ends = bucket_seconds(case, stage), ends_sent(case, stage)
-    once = reduction_exposed_seconds(times, training=training, backward_seconds=backward)
-    gathering = gather_waiting_seconds(times, training=training, forward_seconds=forward)
-    lanes = Lanes()
-    gathers, gradients = parameter_sent(case, stage), GradientSeconds.of(case, (stage,))
-    whole = detailed if detail != "passes" else 0
-    for index in sorted({0, min(1, number - 1), number - 1}):
-        part = Lanes(clock=lanes.clock)
-        mark = Mark(direction="forward", micro_batch=index)
-        if index == 0 and gathers:
-            begun = gathering if not training.traits.overlaps_parameter_gather else 0.0
-            part.wait(begun, "all_gather", mark=mark)
-            clock = 0.0
-            for sent in gathers:
-                clock += sent.seconds
-                part.send(clock, sent, mark)
-            part.spread_wait(passes.forward, gathering - begun, "all_gather", case.cluster, mark)
-        else:
-            part.pieces(passes.forward, case.cluster, mark)
-        for sent in ends[0]:
-            part.insert_wait(sent, "tp", mark=mark)
-        mark = replace(mark, direction="backward")
-        begin = part.clock
-        part.pieces(passes.backward, case.cluster, mark)
-        gradients.put(part, mark)
-        if times.fp32_bytes and (index == number - 1 or gradient_syncs(layout) == number):
-            _reduce_buckets(case, stage, part, begin, mark)
-            share = times.scatter_share
-            part.wait(share * once, "reduce_scatter", mark=mark)
-            part.wait((1 - share) * once, "all_reduce", mark=mark)
-        for sent in ends[1]:
-            part.insert_wait(sent, "tp", mark=mark)
-        is_whole = index < whole or (index == number - 1 and detail != "passes")
-        lanes.take(part if is_whole else part.by_pass())
-        if index == 1:  # those between the second and the last are as the second
-            lanes.repeat(part, range(2, number - 1), part.clock - lanes.clock, whole=whole)
-            part.clock += max(0, number - 3) * (part.clock - lanes.clock)
-        lanes.clock = part.clock
-    return lanes
+    batch = replica_batch(case, stage, plain_seconds(case, stage))
+    shape = _Replica(
+        case=case,
+        batch=batch,
+        passes=stage_passes(case, stage, detail=detail),
+        ends=ends_sent(case, stage),
+        gathers=_shared_out(parameter_sent(case, stage), len(batch.buckets)),
+        reductions=tuple(bucket_sent(case, stage)),
+        gradients=GradientSeconds.of(case, (stage,)),
+    )
+    clocks, reduces_all = Clocks(), gradient_syncs(layout) == number
+
+    def micro_batch(index: int) -> Lanes:
+        reduces = reduces_all or index == number - 1
+        return _replica_micro_batch(shape, clocks, index, reduces=reduces)
+
+    return _laid_out(micro_batch, clocks, number, detail=detail, detailed=detailed)
+
+
+def _shared_out(sents: Sequence[Sent], number: int) -> tuple[tuple[Sent, ...], ...]:
+    """Collectives in the order in which forward needs them, as evenly as they go over so many
+    buckets in the order of backward."""
+    return tuple(
+        tuple(sents[len(sents) * at // number : len(sents) * (at + 1) // number])
+        for at in range(number - 1, -1, -1)
+    )
+
+
+def _replica_micro_batch(shape: _Replica, clocks: Clocks, index: int, *, reduces: bool) -> Lanes:
+    """One forward and backward pass, played from where the clocks are."""
+    part = Lanes(clock=clocks.compute)
+    forward = Mark(direction="forward", micro_batch=index)
+    backward = Mark(direction="backward", micro_batch=index)
+    runs = replica.forward_pass(shape.batch, is_first=index == 0)
+    _lay_pass(shape, part, clocks, runs, shape.passes.forward, forward)
+    for sent in shape.ends[0]:
+        part.insert_wait(sent, "tp", mark=forward)
+    runs = replica.backward_pass(shape.batch, reduces=reduces)
+    _lay_pass(shape, part, clocks, runs, shape.passes.backward, backward)
+    shape.gradients.put(part, backward)
+    for sent in shape.ends[1]:
+        part.insert_wait(sent, "tp", mark=backward)
+    return part
+
+
+def _lay_pass(
+    shape: _Replica,
+    part: Lanes,
+    clocks: Clocks,
+    runs: tuple[Run, ...],
+    pieces: Sequence[Piece],
+    mark: Mark,
+) -> None:
+    """A pass as it is played. A kernel that begins before a wait is not interrupted by it."""
+    computed = laid = 0.0
+    left = deque(pieces)
+    for op in operations(runs):
+        for cause, seconds in _waits(clocks, op):
+            share = scatter_share(shape.batch) if cause == "reduction" else 0.0
+            part.wait(share * seconds, "reduce_scatter", mark=mark)
+            whole = "all_reduce" if cause == "reduction" else cause
+            part.wait((1 - share) * seconds, whole, mark=mark)
+        if op.stream == "shard":
+            sents = shape.gathers if op.name == "gather" else shape.reductions
+            part.send_all(sents[op.unit], clocks.last["shard"], mark)
+            continue
+        computed += op.seconds
+        while left and laid < computed * (1 - 1e-9):
+            laid += left[0].seconds
+            part.pieces((left.popleft(),), shape.case.cluster, mark)
+    part.pieces(left, shape.case.cluster, mark)
 
 
 def stage_passes(case: Case, stage: Stage, *, detail: Detail, first_block: int = 0) -> Passes:
@@ -388,17 +457,11 @@ def stage_passes(case: Case, stage: Stage, *, detail: Detail, first_block: int =
     )
 
 
-def bucket_sent(case: Case, stage: Stage) -> list[tuple[float, tuple[Sent, ...]]]:
-    """(share of backward after which it is full, its reductions) of each bucket."""
+def bucket_sent(case: Case, stage: Stage) -> Iterator[tuple[Sent, ...]]:
+    """What reduces each bucket, in the order in which backward fills them."""
     training, layout = case.training, case.layout
-    if not is_reduced(layout):
-        return []
-    filled = buckets(case, stage)
-    whole, done = sum(bucket.fp32_bytes for bucket in filled), 0
-    found = []
-    for number, bucket in enumerate(filled):
-        done += bucket.fp32_bytes
-        sents = tuple(
+    for number, bucket in enumerate(buckets(case, stage) if is_reduced(layout) else ()):
+        yield tuple(
             sent_calls(
                 Calls(
                     collective=collective,
@@ -414,21 +477,6 @@ def bucket_sent(case: Case, stage: Stage) -> list[tuple[float, tuple[Sent, ...]]
             for collective, group, size in reductions(bucket, training=training, layout=layout)
             if group.ranks > 1
         )
-        found.append((done / whole, sents))
-    return found
-
-
-def _reduce_buckets(case: Case, stage: Stage, part: Lanes, begin: float, mark: Mark) -> None:
-    """One after another, beside the backward pass from `begin` on, or behind it."""
-    backward = part.clock - begin
-    overlaps = case.training.traits.overlaps_reduction and not case.training.powersgd_rank
-    clock = begin if overlaps else part.clock
-    for share, sents in bucket_sent(case, stage):
-        if overlaps:
-            clock = max(clock, begin + share * backward)
-        for sent in sents:
-            clock += sent.seconds
-            part.send(clock, sent, mark)
 
 
 def parameter_sent(case: Case, stage: Stage) -> list[Sent]:

@@ -150,15 +150,6 @@ class Lanes:
         """For a collective beside which nothing runs."""
         self.wait(sent.seconds, cause, mark=mark, sent=(sent,), inserted=True)
 
-    def spread_wait(
-        self, pieces: Sequence[Piece], seconds: float, cause: str, cluster: Cluster, mark: Mark
-    ) -> None:
-        """A pass that waits `seconds` in all, before each of its pieces in proportion to it."""
-        whole = sum(piece.seconds for piece in pieces)
-        for piece in pieces:
-            self.wait(seconds * piece.seconds / whole if whole else 0.0, cause, mark=mark)
-            self.pieces((piece,), cluster, mark)
-
     def send(self, raw_end: float, sent: Sent, mark: Mark = NO_MARK) -> None:
         """A collective that ends then."""
         self.beside.append(Beside(raw_end=raw_end, sent=sent, mark=mark))

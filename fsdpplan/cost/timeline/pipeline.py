@@ -13,7 +13,6 @@ from itertools import accumulate
 
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.network.placement import pp_group
-from fsdpplan.cost.overlap.exposed import bucket_seconds
 from fsdpplan.cost.overlap.passes import fsdp_micro_batch
 from fsdpplan.cost.overlap.pipeline_passes import (
     PipelineParts,
@@ -22,6 +21,7 @@ from fsdpplan.cost.overlap.pipeline_passes import (
     hidden_reductions,
     parameter_moments,
     pipeline_parts,
+    replica_batches,
     stage_gather_seconds,
 )
 from fsdpplan.cost.schedule.actions import (
@@ -208,10 +208,9 @@ def _first_forward_moments(case: Case, parts: PipelineParts) -> tuple[float, ...
             [stage_gather_seconds(fsdp_micro_batch(case, one)) for one in stages.kinds]
         )
         return first_forward_ends(layout, passes=parts.times, gathers=gathers, send=parts.send)
-    buckets = stages.each([bucket_seconds(case, stage) for stage in stages.kinds])
-    gathers_any = any(any(each.gathers) for each in buckets)
-    if gathers_any and case.training.traits.overlaps_parameter_gather:
-        return parameter_moments(case, buckets, parts.times)
+    batches = replica_batches(case, stages, parts.times)
+    if batches[0].overlaps_gather and any(batch.gather for batch in batches):
+        return parameter_moments(layout, batches)
     return ()
 
 
@@ -460,17 +459,17 @@ def _reductions(
             reduces = layout.gradient_sync == "every" or number == rounds - 1
             clock = _reduce_units([*units[::-1], root], lanes, max(clock, moment), stage, reduces)
         return
-    buckets = [bucket_seconds(case, shape.stages[stage].stage) for stage in held]
-    hidden = hidden_reductions(case, buckets, [parts.times[stage] for stage in held])
+    batches = replica_batches(case, parts.stages, parts.times)
+    hidden = hidden_reductions([batches[stage] for stage in held])
     at_the_end = not case.training.traits.overlaps_reduction
     clock = begun + actions[-1].end if at_the_end else 0.0
     by_end = sorted(zip(held, hidden, strict=True), key=lambda pair: ends[pair[0]][-1])
     # a rank fills its buckets over all of its stages, and prices them stage by stage
-    own = bucket_sent(case, pipeline_ranks(model=case.model, layout=layout)[rank])
+    own = list(bucket_sent(case, pipeline_ranks(model=case.model, layout=layout)[rank]))
     for number, (stage, early) in enumerate(by_end):
         clock = max(clock, ends[stage][-1] - early)
         first, behind = (len(own) * at // len(by_end) for at in (number, number + 1))
-        for _, sents in own[first:behind]:
+        for sents in own[first:behind]:
             for sent in sents:
                 clock += sent.seconds
                 lanes.send(clock, sent, Mark(direction="backward", stage=stage))
