@@ -357,7 +357,7 @@ def _recompute_seconds(
 def _latents_seconds(work: BlockWork, on_device: BlockWork, device: Device) -> float:
     """The products that make queries, keys and values of latents; their norms are left out."""
     each = forward_product_seconds(on_device, device)
-    again = sum(each.get(name, 0.0) for name in ("wq_b", "wkv_b"))
+    again = sum(each[one.name] for one in block_products(work) if one.weight.reads_latents)
     return again / device.fit.sustained(work.family)
 
 

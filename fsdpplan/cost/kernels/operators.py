@@ -43,7 +43,7 @@ from fsdpplan.cost.kernels.rates import (
     memory_bytes_per_second,
 )
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.params import ParameterTensor, block_tensors
+from fsdpplan.cost.model.params import PLACES, ParameterTensor, block_tensors
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import DTYPE_BYTES
@@ -55,24 +55,33 @@ Source: torch.ops.aten._scaled_mm; torchao skips such layers."""
 GROUP_ROWS = 128
 """Rows of a tile: a grouped matmul computes each expert's rows in whole tiles."""
 
-FUSED_INPUTS = {"wk": "wq", "wv": "wq", "wg": "wq", "wba": "wqkvz", "w3": "w1"}
-"""Projections that software with joined projections stacks onto another one of the same input."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """`groups` products (rows x k) @ (k x n) of different weights in one kernel; mostly one."""
 
-    name: str
+    weight: ParameterTensor
+    """The matrix, whole; of stacked ones the first."""
     rows: float
     """Rows of all groups together."""
     n: int
     k: int
     groups: int = 1
-    shares_input: bool = False
-    """An earlier product has the same input."""
-    is_routed: bool = False
-    """Of routed experts."""
+
+    @property
+    def name(self) -> str:
+        """That of its matrix within the block."""
+        return self.weight.name.removesuffix(".weight")
+
+    @property
+    def shares_input(self) -> bool:
+        """An earlier product has the same input."""
+        return bool(self.weight.stacks_on)
+
+    @property
+    def is_routed(self) -> bool:
+        """Of routed experts."""
+        return self.weight.is_expert
 
     @property
     def weight_elements(self) -> int:
@@ -117,56 +126,25 @@ def _block_products(
     model: Model, tokens: int, tp: int, ep: int, are_joined: bool, routed_tokens: float | None
 ) -> tuple[Product, ...]:
     """`routed_tokens`: what a rank routes where tensor-parallel ranks have whole experts."""
-    weights = {_name(tensor): tensor for tensor in block_tensors(model) if tensor.is_matrix}
-    ordered = sorted(weights, key=_order)  # stable: down comes last, before a gate of its output
+    weights = [tensor for tensor in block_tensors(model) if tensor.is_matrix]
     products = []
-    for name in ordered:
-        tensor, own = weights[name], float(tokens)
-        shape = tensor.local_shape(tp, ep)
+    for tensor in sorted(weights, key=lambda one: PLACES.index(one.place)):
+        shape, own = tensor.local_shape(tp, ep), float(tokens)
         if tensor.is_expert and routed_tokens is not None:
             shape, own = tensor.local_shape(1, ep * tp), routed_tokens
-        products.append(_product(name, tensor, shape, model, own, named=weights))
+        products.append(_product(tensor, shape, model, own))
     return tuple(_stacked(products) if are_joined else products)
 
 
-def _order(name: str) -> int:
-    return 2 if name == "shared_gate" else int(name.endswith("w2"))
-
-
-def _name(tensor: ParameterTensor) -> str:
-    return tensor.name.removesuffix(".weight")
-
-
-def _stem(name: str) -> tuple[str, str]:
-    prefix, _, last = name.rpartition(".")
-    return prefix, last
-
-
 def _product(
-    name: str,
-    tensor: ParameterTensor,
-    shape: tuple[int, ...],
-    model: Model,
-    tokens: float,
-    *,
-    named: dict[str, ParameterTensor],
+    tensor: ParameterTensor, shape: tuple[int, ...], model: Model, tokens: float
 ) -> Product:
-    prefix, last = _stem(name)
-    first = FUSED_INPUTS.get(last)
-    shares = first is not None and (f"{prefix}.{first}" if prefix else first) in named
     if not tensor.is_expert:
-        return Product(name=name, rows=tokens, n=shape[0], k=shape[1], shares_input=shares)
+        return Product(weight=tensor, rows=tokens, n=shape[0], k=shape[1])
     assert model.experts is not None
     rows = max(1, round(tokens * model.experts.active))
-    return Product(
-        name=name,
-        rows=float(rows),
-        n=shape[1],
-        k=shape[2],
-        groups=max(1, min(shape[0], rows)),
-        shares_input=shares,
-        is_routed=True,
-    )
+    groups = max(1, min(shape[0], rows))
+    return Product(weight=tensor, rows=float(rows), n=shape[1], k=shape[2], groups=groups)
 
 
 def _stacked(products: list[Product]) -> list[Product]:
@@ -176,10 +154,8 @@ def _stacked(products: list[Product]) -> list[Product]:
     """
     stacked: dict[str, Product] = {}
     for product in products:
-        prefix, last = _stem(product.name)
-        first = FUSED_INPUTS.get(last, last)
-        onto = f"{prefix}.{first}" if prefix else first
-        if product.shares_input and onto in stacked:
+        onto = product.weight.stacks_on
+        if onto:
             stacked[onto] = replace(stacked[onto], n=stacked[onto].n + product.n)
         else:
             stacked[product.name] = product

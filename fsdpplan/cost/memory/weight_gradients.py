@@ -12,7 +12,7 @@ Source: torch 2.13 torch/distributed/pipelining/_backward.py and stage.py (`back
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import prod
 
@@ -56,36 +56,17 @@ class WeightGradients:
         )
 
 
-_PART_OF_MATRIX = {
-    "w1": "gate",
-    "w2": "down",
-    "w3": "up",
-    "wo": "output",
-    "wq": "query",
-    "wq_b": "query",
-    "wg": "query",
-    "wqkvz": "query",
-    "w_in": "query",
-    "wba": "key",
-    "wk": "key",
-    "wkv_b": "key",
-    "wv": "value",
-}
-
-
 @lru_cache(maxsize=1024)
 def weight_gradient_bytes(
     *, model: Model, tp: int, element_bytes: int, ep: int = 1, has_experts: bool = True
 ) -> WeightGradients:
     """Unsharded gradients of the matrices of one block on one rank, routed experts together, or
     without them."""
-    parts: dict[str, int] = {}
+    parts = dict.fromkeys((field.name for field in fields(WeightGradients)), 0)
     for tensor in block_tensors(model):
         if tensor.is_matrix and (has_experts or not tensor.is_expert):
-            matrix = tensor.name.removesuffix(".weight").rpartition(".")[2]
-            part = _PART_OF_MATRIX.get(matrix, "other")
-            size = prod(tensor.local_shape(tp, ep)) * element_bytes
-            parts[part] = parts.get(part, 0) + size
+            part = tensor.role if tensor.role in parts else "other"
+            parts[part] += prod(tensor.local_shape(tp, ep)) * element_bytes
     return WeightGradients(**parts)
 
 

@@ -59,12 +59,17 @@ def _delta_rule(hidden: int, delta: DeltaRule) -> list[ParameterTensor]:
     Source: transformers 5, models/qwen3_next/modeling_qwen3_next.py, `Qwen3NextGatedDeltaNet`.
     """
     heads, mixed = delta.value_heads, 2 * delta.key_dim + delta.value_dim
-    tensors = linear("wqkvz", mixed + delta.value_dim, hidden, bias=False, split="rows")
-    tensors += linear("wba", 2 * heads, hidden, bias=False, split="rows")
+    rows = mixed + delta.value_dim
+    tensors = linear("wqkvz", rows, hidden, role="query", bias=False, split="rows")
+    tensors += linear(
+        "wba", 2 * heads, hidden, role="key", bias=False, split="rows", stacks_on="wqkvz"
+    )
     tensors += _convolution(mixed, delta.convolution, bias=False)
     tensors += _of_heads(heads, "dt_bias", "A_log")
     tensors += norm("mixer_norm", delta.value_head_dim, bias=False)
-    return tensors + linear("wo", hidden, delta.value_dim, bias=False, split="columns")
+    return tensors + linear(
+        "wo", hidden, delta.value_dim, role="output", bias=False, split="columns"
+    )
 
 
 def _mamba2(hidden: int, mamba: Mamba2) -> list[ParameterTensor]:
@@ -74,11 +79,14 @@ def _mamba2(hidden: int, mamba: Mamba2) -> list[ParameterTensor]:
     """
     mixed = mamba.inner_dim + 2 * mamba.group_dim
     rows = mamba.inner_dim + mixed + mamba.heads
-    tensors = linear("w_in", rows, hidden, bias=mamba.bias, split="rows")
+    bias = mamba.bias
+    tensors = linear("w_in", rows, hidden, role="query", bias=bias, split="rows")
     tensors += _convolution(mixed, mamba.convolution, bias=mamba.convolution_bias)
     tensors += _of_heads(mamba.heads, "dt_bias", "A_log", "D")
     tensors += norm("mixer_norm", mamba.inner_dim, bias=False, split="rows")
-    return tensors + linear("wo", hidden, mamba.inner_dim, bias=mamba.bias, split="columns")
+    return tensors + linear(
+        "wo", hidden, mamba.inner_dim, role="output", bias=bias, split="columns"
+    )
 
 
 def _convolution(channels: int, width: int, *, bias: bool) -> list[ParameterTensor]:
@@ -103,11 +111,15 @@ def indexer_tensors(
 
     Source: transformers 5, models/deepseek_v32/modeling_deepseek_v32.py, `DeepseekV32Indexer`.
     """
-    rows, width = indexer.heads * indexer.head_dim, indexer.head_dim
-    tensors = linear("indexer.queries", rows, latent.query_rank, bias=False, split="none")
-    tensors += linear("indexer.keys", width, hidden, bias=False, split="none")
+
+    def whole(name: str, rows: int, columns: int) -> list[ParameterTensor]:
+        return linear(f"indexer.{name}", rows, columns, role="indexer", bias=False, split="none")
+
+    width = indexer.head_dim
+    tensors = whole("queries", indexer.heads * width, latent.query_rank)
+    tensors += whole("keys", width, hidden)
     tensors += norm("indexer.norm", width, bias=True)
-    return tensors + linear("indexer.weights", indexer.heads, hidden, bias=False, split="none")
+    return tensors + whole("weights", indexer.heads, hidden)
 
 
 def indexer_flops_per_token(model: Model, *, seq_len: int, document_tokens: float = inf) -> float:

@@ -18,12 +18,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import expm1, inf, prod
-from typing import Literal
+from typing import Literal, get_args
 
 from fsdpplan.spec.model import Experts, LatentAttention, Model, padded_vocab
 
 TensorParallelSplit = Literal["rows", "columns", "none"]
 """What tensor parallelism splits of a matrix (out, in): outputs, inputs, or nothing."""
+
+Role = Literal[
+    "query", "key", "value", "output", "gate", "up", "down", "latent", "indexer", "router", ""
+]
+"""What a matrix, with its bias, is to its block; empty: another tensor. What makes a state's inputs
+counts as queries, what makes its steps as keys; `gate` is what the activation is applied to;
+`latent` narrows the block's input; `router` makes scores of tokens and experts."""
+
+Place = Literal["attention_in", "attention", "attention_out", "ffn_in", "ffn_out"]
+"""A stretch of a block, in the order of forward."""
+
+PLACES: tuple[Place, ...] = get_args(Place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +51,32 @@ class ParameterTensor:
     expert's part."""
     vocab_multiple: int = 0
     """Its rows are a vocabulary, and padded as `padded_vocab` does with this; 0: they are not."""
+    role: Role = ""
+    stacks_on: str = ""
+    """The matrix of the same input that software with joined projections stacks it on."""
+    reads_latents: bool = False
+    """It widens what a `latent` matrix has made."""
 
     @property
     def elements(self) -> int:
         """Elements of the whole tensor, without padding."""
         return prod(self.shape)
+
+    @property
+    def place(self) -> Place:
+        """Where in its block a matrix is multiplied with tokens; what weighs the output of shared
+        experts comes behind them."""
+        match self.role:
+            case "output":
+                return "attention_out"
+            case "gate" | "up":
+                return "ffn_in"
+            case "down":
+                return "ffn_out"
+            case "router":
+                return "ffn_in" if self.name.startswith("router.") else "ffn_out"
+            case _:
+                return "attention_in"
 
     @property
     def is_matrix(self) -> bool:
@@ -70,13 +103,32 @@ class ParameterTensor:
 
 
 def linear(
-    name: str, rows: int, columns: int, *, bias: bool, split: TensorParallelSplit
+    name: str,
+    rows: int,
+    columns: int,
+    *,
+    role: Role,
+    bias: bool,
+    split: TensorParallelSplit,
+    stacks_on: str = "",
+    reads_latents: bool = False,
 ) -> list[ParameterTensor]:
     """A matrix, and its bias where it has one."""
-    tensors = [ParameterTensor(name=f"{name}.weight", shape=(rows, columns), split=split)]
+    tensors = [
+        ParameterTensor(
+            name=f"{name}.weight",
+            shape=(rows, columns),
+            split=split,
+            role=role,
+            stacks_on=stacks_on,
+            reads_latents=reads_latents,
+        )
+    ]
     if bias:
         bias_split: TensorParallelSplit = "rows" if split == "rows" else "none"
-        tensors.append(ParameterTensor(name=f"{name}.bias", shape=(rows,), split=bias_split))
+        tensors.append(
+            ParameterTensor(name=f"{name}.bias", shape=(rows,), split=bias_split, role=role)
+        )
     return tensors
 
 
@@ -200,12 +252,17 @@ def _mixer(model: Model) -> list[ParameterTensor]:
 def _attention(model: Model) -> list[ParameterTensor]:
     """Query, key, value and output projections, and the norms of queries and keys."""
     h, bias = model.hidden, model.attention_bias
-    tensors = linear("wq", model.query_dim, h, bias=bias, split="rows")
-    tensors += linear("wk", model.kv_dim, h, bias=bias, split="rows")
-    tensors += linear("wv", model.kv_dim, h, bias=bias, split="rows")
+
+    def read(name: str, role: Role, rows: int) -> list[ParameterTensor]:
+        onto = "" if name == "wq" else "wq"
+        return linear(name, rows, h, role=role, bias=bias, split="rows", stacks_on=onto)
+
+    tensors = read("wq", "query", model.query_dim)
+    tensors += read("wk", "key", model.kv_dim)
+    tensors += read("wv", "value", model.kv_dim)
     if model.attention_gate:
-        tensors += linear("wg", model.query_dim, h, bias=bias, split="rows")
-    tensors += linear("wo", h, model.value_dim, bias=model.attention_output_bias, split="columns")
+        tensors += read("wg", "query", model.query_dim)
+    tensors += _output(h, model.value_dim, bias=model.attention_output_bias)
     if model.qk_norm and model.qk_norm_width == "head":
         tensors += norm("q_norm", model.head_dim, bias=False)
         tensors += norm("k_norm", model.head_dim, bias=False)
@@ -215,44 +272,60 @@ def _attention(model: Model) -> list[ParameterTensor]:
     return tensors
 
 
+def _output(hidden: int, width: int, *, bias: bool) -> list[ParameterTensor]:
+    """Back into the residual stream."""
+    return linear("wo", hidden, width, role="output", bias=bias, split="columns")
+
+
 def _latent_attention(model: Model, latent: LatentAttention) -> list[ParameterTensor]:
     """Projections into the latents, which every tensor-parallel rank holds, and out of them.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C.
     """
     h = model.hidden
+
+    def narrow(name: str, rows: int) -> list[ParameterTensor]:
+        return linear(name, rows, h, role="latent", bias=False, split="none")
+
+    def widen(name: str, role: Role, rows: int, rank: int) -> list[ParameterTensor]:
+        return linear(name, rows, rank, role=role, bias=False, split="rows", reads_latents=True)
+
     if latent.query_rank:
-        tensors = linear("wq_a", latent.query_rank, h, bias=False, split="none")
+        tensors = narrow("wq_a", latent.query_rank)
         tensors += norm("q_norm", latent.query_rank, bias=False)
-        tensors += linear("wq_b", model.query_dim, latent.query_rank, bias=False, split="rows")
+        tensors += widen("wq_b", "query", model.query_dim, latent.query_rank)
     else:
-        tensors = linear("wq", model.query_dim, h, bias=False, split="rows")
+        tensors = linear("wq", model.query_dim, h, role="query", bias=False, split="rows")
     latent_rows = latent.kv_rank + latent.rope_head_dim
     key_value_rows = model.query_dim - model.heads * latent.rope_head_dim + model.value_dim
-    tensors += linear("wkv_a", latent_rows, h, bias=False, split="none")
+    tensors += narrow("wkv_a", latent_rows)
     tensors += norm("kv_norm", latent.kv_rank, bias=False)
-    tensors += linear("wkv_b", key_value_rows, latent.kv_rank, bias=False, split="rows")
+    tensors += widen("wkv_b", "key", key_value_rows, latent.kv_rank)
     if latent.indexer:
         from fsdpplan.cost.model.mixers import indexer_tensors  # of few models
 
         tensors += indexer_tensors(h, latent, latent.indexer)
-    return tensors + linear("wo", h, model.value_dim, bias=False, split="columns")
+    return tensors + _output(h, model.value_dim, bias=False)
 
 
 def _feed_forward(
     prefix: str, hidden: int, inner: int, *, bias: bool, gated: bool
 ) -> list[ParameterTensor]:
-    tensors = linear(f"{prefix}w1", inner, hidden, bias=bias, split="rows")
-    tensors += linear(f"{prefix}w2", hidden, inner, bias=bias, split="columns")
+    first = f"{prefix}w1"
+    tensors = linear(first, inner, hidden, role="gate", bias=bias, split="rows")
+    tensors += linear(f"{prefix}w2", hidden, inner, role="down", bias=bias, split="columns")
     if gated:
-        tensors += linear(f"{prefix}w3", inner, hidden, bias=bias, split="rows")
+        tensors += linear(
+            f"{prefix}w3", inner, hidden, role="up", bias=bias, split="rows", stacks_on=first
+        )
     return tensors
 
 
 def _mixture(model: Model, experts: Experts) -> list[ParameterTensor]:
     """Router, routed experts, and what every token visits."""
     h = model.hidden
-    tensors = linear("router", experts.experts, h, bias=experts.router_bias, split="none")
+    bias = experts.router_bias
+    tensors = linear("router", experts.experts, h, role="router", bias=bias, split="none")
     one = _feed_forward("experts.", h, experts.hidden, bias=experts.bias, gated=model.is_gated)
     tensors += [replace(t, shape=(experts.experts, *t.shape), is_expert=True) for t in one]
     if experts.shared_hidden:
@@ -260,7 +333,7 @@ def _mixture(model: Model, experts: Experts) -> list[ParameterTensor]:
             "shared_experts.", h, experts.shared_hidden, bias=False, gated=model.is_gated
         )
     if experts.shared_gate:
-        tensors += linear("shared_gate", 1, h, bias=False, split="none")
+        tensors += linear("shared_gate", 1, h, role="router", bias=False, split="none")
     return tensors
 
 

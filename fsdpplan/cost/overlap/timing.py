@@ -55,7 +55,7 @@ from fsdpplan.cost.model.formats import (
     local_tokens,
     low_rank,
 )
-from fsdpplan.cost.model.params import block_tensors, kind_counts
+from fsdpplan.cost.model.params import ParameterTensor, block_tensors, kind_counts
 from fsdpplan.cost.model.shards import (
     Stage,
     gradient_syncs,
@@ -311,14 +311,6 @@ def _counted(model: Model) -> tuple[tuple[Model, int], ...]:
     return kind_counts(model) if model.is_patterned else ((model, model.layers),)
 
 
-PIECE_PRODUCTS: dict[Piece, tuple[str, ...]] = {
-    "attention_in": ("wq", "wk", "wv", "wg", "wqkvz", "wba", "w_in"),
-    "attention_out": ("wo",),
-    "ffn_in": ("w1", "w3"),
-    "ffn_out": ("w2",),
-}
-"""Products behind or before a tensor-parallel collective, by the name of their weight."""
-
 AxisSeconds = tuple[tuple[str, float], ...]
 """Seconds by mesh axis."""
 
@@ -415,8 +407,18 @@ def _scores_seconds(call: BlockCall, work: BlockWork, device: Device) -> float:
 
 
 def _products(piece: Piece, work: BlockWork) -> tuple[Product, ...]:
-    names = PIECE_PRODUCTS.get(piece, ())
-    return tuple(product for product in block_products(work) if product.name in names)
+    """Products behind or before a tensor-parallel collective: of a network that every token visits,
+    those that it splits, and that read the block's input or make its output."""
+    return tuple(
+        product
+        for product in block_products(work)
+        if product.weight.place == piece and _is_split_between_collectives(product.weight)
+    )
+
+
+def _is_split_between_collectives(weight: ParameterTensor) -> bool:
+    is_of_experts = "." in weight.name.removesuffix(".weight")
+    return weight.split != "none" and not (weight.reads_latents or is_of_experts)
 
 
 def _seconds(products: tuple[Product, ...], work: BlockWork, device: Device) -> float:

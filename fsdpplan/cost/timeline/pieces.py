@@ -27,6 +27,7 @@ from fsdpplan.cost.kernels.operators import (
 )
 from fsdpplan.cost.kernels.rates import BlockWork, aligned_fraction
 from fsdpplan.cost.model.formats import local_tokens
+from fsdpplan.cost.model.params import PLACES
 from fsdpplan.cost.model.shards import Stage, block_kinds, own_cases
 from fsdpplan.cost.overlap.timing import (
     AxisSeconds,
@@ -116,18 +117,6 @@ EMBEDDING = "tok_embeddings"
 """The embedding's piece of a pass."""
 
 
-_INTO = frozenset(
-    {
-        *("wq", "wk", "wv", "wg", "wq_a", "wq_b", "wkv_a", "wkv_b"),
-        *("wqkvz", "wba", "w_in"),
-        *("indexer.queries", "indexer.keys", "indexer.weights"),
-    }
-)
-"""Weights before attention, or before what mixes tokens in its place."""
-_PLACES = ("attention_in", "attention", "attention_out", "ffn_in", "ffn_out")
-"""What a block does, in the order of forward."""
-
-
 _STREAMED = {
     "attention_in": "first norm",
     "attention": "rotation",
@@ -136,14 +125,6 @@ _STREAMED = {
     "ffn_out": "activation",
 }
 """Element-wise kernels by what they stand beside, as most of them are."""
-
-
-def _place(product: str) -> str:
-    """Where in its block a product stands, by the name of its weight."""
-    if product in _INTO:
-        return "attention_in"
-    last = product.rpartition(".")[2]
-    return {"wo": "attention_out", "w2": "ffn_out"}.get(last, "ffn_in")
 
 
 _TRAFFIC_OF = {
@@ -160,10 +141,10 @@ _TRAFFIC_OF = {
 
 def _element_wise(work: BlockWork, seconds: float, direction: Direction) -> dict[str, float]:
     """Seconds of element-wise kernels beside each place, by bytes."""
-    shares = dict.fromkeys(_PLACES, 0.0)
+    shares: dict[str, float] = dict.fromkeys(PLACES, 0.0)
     for part in element_wise_parts(work):
         moved = part.backward if direction == "backward" else part.forward
-        places = _TRAFFIC_OF.get(part.name, _PLACES)
+        places = _TRAFFIC_OF.get(part.name, PLACES)
         for place in places:
             shares[place] += moved / len(places)
     whole = sum(shares.values())
@@ -194,7 +175,8 @@ def block_pieces(case: Case) -> Passes:
     waits = _waits(case, times.calls, times.waiting.backward_by_axis, ("recompute", "backward"))
     again = {product.name: [alone[product.name]] for product in repeated_products(work)}
     if work.remakes_latents and work.mode in ("none", "attention"):
-        again = {name: [alone[name]] for name in ("wq_b", "wkv_b") if name in alone}
+        latents = [one.name for one in block_products(work) if one.weight.reads_latents]
+        again = {name: [alone[name]] for name in latents}
     scores = parts[0].attention if work.mode in ("attention", "full") else 0.0
     matmuls = sum(chain.from_iterable(again.values()))
     recompute = _in_order(
@@ -271,13 +253,14 @@ def _in_order(
     beside = _element_wise(work, element_wise, direction) if element_wise else {}
     before, behind = _placed_waits(waits, direction)
     names = ("by input", "by weight") if direction == "backward" else ("",)
+    places = {product.name: product.weight.place for product in block_products(work)}
     pieces: list[Piece] = []
-    for place in _PLACES if direction != "backward" else reversed(_PLACES):
+    for place in PLACES if direction != "backward" else reversed(PLACES):
         pieces += before.get(place, ())
         own = [
             Piece(" ".join(filter(None, (name, which))), "matmul", seconds, direction)
             for name, each in matmuls.items()
-            if _place(name) == place
+            if places[name] == place
             for which, seconds in zip(names, each, strict=True)
         ]
         if place == "attention" and attention:

@@ -64,9 +64,6 @@ def all_heads_norm_calls(case: Case, passes: tuple[Pass, ...]) -> Iterator[Block
 Network = Literal["attention", "ffn", "experts"]
 """What tensor parallelism splits by its inner width."""
 
-ROUTED_BY = ("router.", "shared_gate.")
-"""Tensors that make scores of tokens."""
-
 
 def block_calls(case: Case) -> tuple[BlockCall, ...]:
     """Collectives of one block and micro-batch on one rank; with experts: of one that has them.
@@ -411,7 +408,7 @@ def _expert_gradient_calls(case: Case) -> Iterator[BlockCall]:
         return
     for tensor in block_tensors(model):
         of_outputs = tensor.is_expert and tensor.split == "none"
-        if of_outputs or tensor.name.startswith(ROUTED_BY):
+        if of_outputs or tensor.role == "router":
             dtype = training.activation_dtype if of_outputs else "fp32"
             yield BlockCall(
                 when="backward",

@@ -27,6 +27,7 @@ from math import comb, gcd
 from typing import Literal
 
 from fsdpplan.cost.model.formats import local_tokens
+from fsdpplan.cost.model.params import Place
 from fsdpplan.cost.network.collectives import collective_seconds
 from fsdpplan.cost.network.placement import Group, Placement, cp_group, group_placement
 from fsdpplan.spec.cluster import Cluster
@@ -52,7 +53,7 @@ class Calls:
 
 
 Pass = Literal["forward", "recompute", "backward"]
-Piece = Literal["", "attention", "attention_in", "attention_out", "ffn_in", "ffn_out"]
+Piece = Place | Literal[""]
 """What a collective runs beside: the scores, or the matmuls into and out of attention and of the
 feed-forward network; empty: nothing."""
 Overlap = Literal["none", "chunks", "inputs", "weights", "scores"]

@@ -112,10 +112,6 @@ def muon_calls(case: Case, stage: Stage) -> Iterator[Calls]:
                 )
 
 
-NARROW = ("wq_a.", "wkv_a.")
-"""Projections whose output all heads share."""
-
-
 def inner_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     """Collectives inside the blocks, of all blocks and micro-batches."""
     for own, blocks in block_cases(case, stage):
@@ -225,7 +221,7 @@ def _partial_tensors(model: Model, piece: Stage) -> Iterator[tuple[ParameterTens
 def _has_partial_gradients(tensor: ParameterTensor) -> bool:
     """Whether tensor-parallel ranks all have the tensor, and each its tokens' or its heads' part of
     the gradient: norms, and the narrow projections of latent attention."""
-    return tensor.split == "none" and ("norm" in tensor.name or tensor.name.startswith(NARROW))
+    return tensor.split == "none" and ("norm" in tensor.name or tensor.role == "latent")
 
 
 def _loss_calls(case: Case) -> Iterator[Calls]:
