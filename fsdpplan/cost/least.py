@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from fsdpplan.cost.model.shards import Stage, gradient_syncs
 from fsdpplan.cost.network.placement import pp_group
-from fsdpplan.cost.overlap.passes import Moves, fsdp_moves
+from fsdpplan.cost.overlap.passes import Moves, fsdp_moves, host_additions
 from fsdpplan.cost.overlap.pipeline_passes import first_forward_ends, played_timing
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.order import round_microbatches
@@ -39,11 +39,12 @@ def least_fsdp_seconds(
 
     All that the compute stream has to do is known without playing FSDP's streams, and what
     certainly waits: each micro-batch for the gathers of the root and of its first unit, or for that
-    of the embedding's, the step for the reduction of the last of them; and the communicator's queue
-    for itself. What can be hidden still slows kernels down.
+    of the embedding's, the step for the reduction of the last of them; the communicator's queue for
+    itself, and that of copies from the host; and the host for what it adds. What can be hidden
+    still slows kernels down.
 
         T >= late * (C + f * (D - d e)) + e + m * waiting
-        e >= max(m * (first gathers) + last reductions, queue - (C + m * waiting))
+        e >= max(m * (first gathers) + last reductions, queues - (C + m * waiting), additions)
 
     C: the compute stream's work; D: what disturbs kernels if all of it is hidden, at a rate of at
     most d; f: what they lose to it. It grows with e, as long as late * f * d < 1.
@@ -54,11 +55,13 @@ def least_fsdp_seconds(
     busy = number * (computed + moves.copied) + syncs * moves.copied_in
     queue = number * (all_units.gather + all_units.regather) + syncs * all_units.reduce_scatter
     exposed = number * first + syncs * last.reduce_scatter + last.all_reduce
-    exposed = max(exposed, queue - busy - number * waiting)
+    queue = max(queue, number * moves.uploaded)
+    added = host_additions(layout) * all_units.adding
+    exposed = max(exposed, queue - busy - number * waiting, added)
     busy += gradients
     device = cluster.device
     lost = device.fit.overlap_slowdown_fraction
-    if late * lost < 1 and layout.offload == "none":
+    if late * lost < 1:
         of = moves.disturbing
         hidden = number * (of.gather + of.regather) + syncs * of.reduce_scatter
         hidden += (syncs if layout.gradient_sync == "every" else 1) * of.all_reduce
@@ -71,9 +74,10 @@ Pair = tuple[float, float]
 
 
 def least_communication_seconds(case: Case) -> float:
-    """FSDP's gathers and reduce-scatters one after the other, as if nothing were computed.
+    """FSDP's gathers and reduce-scatters one after the other, as if nothing were computed, or what
+    comes from the host.
 
-        T >= m * (gathers + regathers) + syncs * reduce-scatters
+        T >= max(m * (gathers + regathers) + syncs * reduce-scatters, m * uploads)
 
     They queue on one communicator, so a step takes no less. 0 without FSDP, and in a pipeline,
     where they are few.
@@ -85,7 +89,9 @@ def least_communication_seconds(case: Case) -> float:
     moves = fsdp_moves(case, stage)
     gathers = moves.total.gather + moves.total.regather
     reductions = moves.total.reduce_scatter
-    return layout.num_microbatches * gathers + gradient_syncs(layout) * reductions
+    number = layout.num_microbatches
+    queue = number * gathers + gradient_syncs(layout) * reductions
+    return max(queue, number * moves.uploaded)
 
 
 def moved_seconds(moves: Moves, layout: Layout) -> dict[str, float]:

@@ -22,7 +22,7 @@ from fsdpplan.search.question import Question
 from fsdpplan.search.rules.legality import degrees_problem, first_problem
 from fsdpplan.search.rules.program import program_pins
 from fsdpplan.search.rules.rule import Problem
-from fsdpplan.search.variants import overlapped
+from fsdpplan.search.variants import overlapped, reshards
 from fsdpplan.spec.layout import Layout
 
 
@@ -42,6 +42,8 @@ class Space:
     """What degrees break."""
     numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
     """Of layouts, by what decides it."""
+    unfit: list[tuple[Degrees, Sequence[int]]] = field(default_factory=list)
+    """Micro-batches with which nothing fits, and the tally does not know of."""
 
     def __post_init__(self) -> None:
         pins = program_pins(self.asked.pins, self.asked.training.program)
@@ -88,8 +90,8 @@ class Space:
         return sum(self.numbers[*decides, size] for size in sizes)
 
     def _decides_number(self, d: Degrees) -> tuple[object, ...]:
-        reshards = d if d.sharding == "fsdp" and d.pp == 1 else None  # to which levels
-        return (d.pp, d.data_parallel, d.dp_replicate > 1, d.sharding, reshards)
+        policies = len(reshards(self.asked, d))
+        return (d.pp, d.data_parallel, d.dp_replicate > 1, d.sharding, policies)
 
     def rule_out(self, d: Degrees, layout: Layout, number: int) -> None:
         """None of `number` layouts with these degrees fits; `layout` is one of those that need
@@ -106,12 +108,20 @@ class Space:
         self.rule_out(d, self.floors.leanest(d), self.number(d))
 
     def rule_out_sizes(self, d: Degrees, sizes: Sequence[int]) -> None:
-        """Nothing with these degrees fits with one of these micro-batches: said of each as long as
-        nothing at all fits, else of all but the largest, with which nothing accumulates."""
-        each = [[size] for size in sizes]
-        for some in (sizes[:-1], sizes[-1:]) if self.tally.feasible else each:
-            if some:
-                self.rule_out(d, self.floors.plain(d, some[0]), self.number_with(d, some))
+        """Nothing with these degrees fits with one of these micro-batches: told to the tally in the
+        end."""
+        if sizes:
+            self.unfit.append((d, sizes))
+
+    def count_unfit(self) -> None:
+        """Tell the tally what was ruled out: of each micro-batch where nothing at all fits, else of
+        all but the largest, with which nothing accumulates."""
+        for d, sizes in self.unfit:
+            each = [[size] for size in sizes]
+            for some in (sizes[:-1], sizes[-1:]) if self.tally.feasible else each:
+                if some:
+                    self.rule_out(d, self.floors.plain(d, some[0]), self.number_with(d, some))
+        self.unfit.clear()
 
     def fitting(self, d: Degrees) -> Fitting:
         """The layouts with these degrees."""

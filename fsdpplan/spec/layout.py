@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
@@ -40,6 +42,21 @@ _CHOICES = {
     "cp_attention": get_args(CpAttention),
 }
 """Named once: a search makes thousands of layouts."""
+
+_NUMBERS = (
+    *("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep"),
+    *("wrap_blocks", "ddp_bucket_bytes", "micro_batch", "num_microbatches"),
+    *("virtual_stages", "loss_chunks"),
+)
+"""Whole numbers from 1 on."""
+
+_choices_of, _numbers_of = attrgetter(*_CHOICES), attrgetter(*_NUMBERS)
+
+
+@lru_cache(maxsize=1024)
+def _are_choices(chosen: tuple[str, ...]) -> bool:
+    return all(value in known for value, known in zip(chosen, _CHOICES.values(), strict=True))
+
 
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Axes of the device mesh, outermost first."""
@@ -129,22 +146,13 @@ class Layout(RemembersHash):
         return self.pp > 1 and frees
 
     def __post_init__(self) -> None:
-        require_positive_int(
-            dp_replicate=self.dp_replicate,
-            dp_shard=self.dp_shard,
-            cp=self.cp,
-            tp=self.tp,
-            pp=self.pp,
-            ep=self.ep,
-            wrap_blocks=self.wrap_blocks,
-            ddp_bucket_bytes=self.ddp_bucket_bytes,
-            micro_batch=self.micro_batch,
-            num_microbatches=self.num_microbatches,
-            virtual_stages=self.virtual_stages,
-            loss_chunks=self.loss_chunks,
-        )
-        for name, choices in _CHOICES.items():
-            require_choice(name, getattr(self, name), choices)
+        numbers = _numbers_of(self)
+        if {*map(type, numbers)} != {int} or min(numbers) < 1:
+            require_positive_int(**dict(zip(_NUMBERS, numbers, strict=True)))
+        chosen = _choices_of(self)
+        if {*map(type, chosen)} != {str} or not _are_choices(chosen):
+            for (name, choices), value in zip(_CHOICES.items(), chosen, strict=True):
+                require_choice(name, value, choices)
         reshard = self.reshard_after_forward
         if reshard not in ("always", "never") and (
             isinstance(reshard, bool) or not isinstance(reshard, int) or reshard < 2

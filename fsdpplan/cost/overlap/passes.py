@@ -265,6 +265,13 @@ class Moves:
         )
 
     @cached_property
+    def uploaded(self) -> float:
+        """What comes from the host in a micro-batch: each shard before each of its gathers."""
+        return sum(
+            number * moved.upload * (2 if moved.regather else 1) for moved, number in self._every
+        )
+
+    @cached_property
     def copied_in(self) -> float:
         """What it copies for reductions beside that."""
         return sum(number * moved.copy_in for moved, number in self._every if moved.reduce_scatter)
@@ -440,7 +447,9 @@ def fsdp_passes(case: Case, stage: Stage) -> Passes:
     """All micro-batches under FSDP, by its streams."""
     layout = case.layout
     batch = fsdp_micro_batch(case, stage)
-    on_device = with_seconds(batch, upload=0.0, download=0.0, adding=0.0)
+    on_device = batch
+    if layout.offload == "cpu":
+        on_device = with_seconds(batch, upload=0.0, download=0.0, adding=0.0)
     step = played_step(early_micro_batch(on_device, layout), on_device, layout.num_microbatches)
     return Passes(
         host_seconds=max(0.0, _offloaded(batch, layout).seconds - step.seconds)
@@ -467,11 +476,18 @@ def _offloaded(batch: MicroBatch, layout: Layout) -> Played:
     """The streams with what goes from and to the host: the first gradients of a step are copied
     there beside the passes, later ones are waited for and added."""
     copied = with_seconds(batch, adding=0.0)
-    is_partial = layout.gradient_sync == "reduce_scatter_only" and layout.dp_replicate > 1
-    if layout.gradient_sync == "last" or is_partial or layout.num_microbatches == 1:
+    if not host_additions(layout):
         return played_step(early_micro_batch(copied, layout), copied, layout.num_microbatches)
     added = with_seconds(batch, download=0.0)
     return played_step(added, added, layout.num_microbatches, copied)
+
+
+def host_additions(layout: Layout) -> int:
+    """Micro-batches of a step whose gradients the host adds to earlier ones."""
+    if layout.offload != "cpu" or gradient_syncs(layout) == 1:
+        return 0
+    is_partial = layout.gradient_sync == "reduce_scatter_only" and layout.dp_replicate > 1
+    return 0 if is_partial else layout.num_microbatches - 1
 
 
 def with_seconds(batch: MicroBatch, **seconds: float) -> MicroBatch:

@@ -229,10 +229,6 @@ class Floors:
             waiting=work.total - work.computed + self.works.end_calls_seconds(layout, stage),
             gradients=gradient_seconds(asked.case(layout), stage),
         )
-        if layout.offload == "cpu":  # each shard comes for its gather, by a stream of its own
-            least = max(least, layout.num_microbatches * whole.total.upload)
-            if layout.gradient_sync == "every":
-                least = max(least, (layout.num_microbatches - 1) * whole.total.adding)
         return asked.least_factor * (least + self._update_seconds(layout))
 
     def at_usual(self, layout: Layout) -> float:

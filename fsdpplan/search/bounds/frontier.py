@@ -153,14 +153,15 @@ class Frontier:
         group.found = self.space.fitting(d)
         sizes, most = floors.sizes(d), floors.largest_size(d)
         possible = bisect_right(sizes, most)
+        unfit = []
         for size in sizes[:possible]:
             layout = floors.plain(d, size)
             floor = floors.at_usual(layout)
             if floor < inf:
                 heappush(group.promises, Promise(max(group.least, floor), Known.SIZE, layout))
             else:
-                self.space.rule_out_sizes(d, [size])
-        self.space.rule_out_sizes(d, sizes[possible:])
+                unfit.append(size)
+        self.space.rule_out_sizes(d, (*unfit, *sizes[possible:]))
 
     def closer(self, group: Group, promise: Promise) -> Iterator[Promise]:
         """What one look more says of a promise that is not sharp."""
@@ -184,6 +185,7 @@ class Frontier:
     def count_left_out(self) -> None:
         """Tell the tally of what was not looked at, or no closer than at its bound."""
         tally, asked = self.space.tally, self.space.asked
+        self.space.count_unfit()
         for group in self.groups:
             if group.least == inf:
                 self.space.rule_out_spread(group.degrees)

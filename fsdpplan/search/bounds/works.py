@@ -154,15 +154,19 @@ class Works:
     def passing(self, layout: Layout, mode: ActivationCheckpointing, stage: Stage) -> Passing:
         """What the collectives inside the blocks of a stage send in a micro-batch; how well they
         are hidden is nothing to the links."""
+        if layout.tp == layout.cp == layout.expert_ranks == 1:
+            return {}
         spread = (layout.tp, layout.cp, *layout.expert_ways, layout.sequence_parallel)
         key = (*spread, layout.micro_batch, layout.cp_attention, mode, stage)
         if key not in self.of_links:
             views, found = kind_views(self.asked.model), Passing()
             for kind, number, kept in self._mix(stage):
                 for blocks, of in ((number - kept, mode), (kept, "none")):
+                    if not blocks:
+                        continue
                     own = replace(layout, activation_checkpointing=of, checkpoint_blocks="all")
                     case = self.asked.case(own).of_blocks(views[kind])
-                    for call in block_calls(case) if blocks else ():
+                    for call in block_calls(case):
                         level = group_level(self.asked.cluster, call.group)
                         found[level] = found.get(level, 0.0) + blocks * self._sent_seconds(call)
             self.of_links[key] = found
