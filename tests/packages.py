@@ -204,7 +204,8 @@ def laptop_problems(answer: Mapping[str, Any], folder: Path) -> list[str]:
         if "Traceback" in said:
             problems.append(f"{words}: {said}")
         elif each["code"] == 5 and "needs PyTorch" in said:
-            if len(lines) != 1 or "pip install torch" not in said:
+            # on a busy machine behind what it was at
+            if "needs PyTorch" in "".join(lines[:-1]) or "pip install torch" not in lines[-1]:
                 problems.append(f"{words}: not one line that says what to do: {said}")
         elif each["code"] != 0:
             problems.append(f"{words}: {each['code']}: {said}")
