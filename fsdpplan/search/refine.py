@@ -30,7 +30,7 @@ from fsdpplan.spec.values import replace
 NEAR = 1.1
 """Times the fastest that a pipeline may take for changes of it to be tried: what may be gained by
 other stages has no bound that says much. All others are admitted by what their changes take at the
-least (`Floors.of_changes`)."""
+least (`Floors.may_change_below`)."""
 
 CLIMB = 1.01
 """Times the fastest that a pipeline may take for changes of it to be tried in turn: one change of
@@ -95,7 +95,7 @@ class Refining:
     def is_worthwhile(self, layout: Layout) -> bool:
         """Whether any change of it may be faster than all so far, and was not tried."""
         is_new = _family(layout) not in self.begun
-        return is_new and self.space.floors.of_changes(layout) < self.best
+        return is_new and self.space.floors.may_change_below(layout, self.best)
 
     def _from(self, starts: Iterable[tuple[float, Layout, float]]) -> None:
         serial = count()

@@ -169,6 +169,7 @@ def cases(draw: st.DrawFn, *, data_parallel_only: bool = False, gpus: int | None
     data_parallel = world // tp // pp
     dp_shard = draw(st.sampled_from(divisors(data_parallel, data_parallel)))
     is_fsdp = dp_shard > 1
+    on_host = is_fsdp and draw(st.integers(0, 3)) == 0
     reshards = ["always", "never", *divisors(dp_shard, dp_shard)[1:-1]]
     interleaved = pp > 1 and 2 * pp <= model.layers and draw(st.booleans())
     num_microbatches = draw(st.integers(1, 6)) if pp == 1 else pp * draw(st.integers(1, 5))
@@ -201,9 +202,11 @@ def cases(draw: st.DrawFn, *, data_parallel_only: bool = False, gpus: int | None
         checkpoint_blocks="all" if mode == "none" else draw(some),
         sequence_parallel=tp > 1,
         loss_parallel=tp > 1,
+        offload="cpu" if on_host else "none",
         compile=draw(st.booleans()),
     )
-    runtime = "autocast" if tp == pp == 1 and draw(st.integers(0, 4)) == 0 else "fsdp2"
+    plain = tp == pp == 1 and not on_host
+    runtime = "autocast" if plain and draw(st.integers(0, 4)) == 0 else "fsdp2"
     training = Training(
         seq_len=draw(st.sampled_from([128, 1024])),
         global_batch=layout.global_batch,

@@ -28,7 +28,7 @@ from fsdpplan.cost.kernels.operators import (
 from fsdpplan.cost.kernels.rates import BlockWork, aligned_fraction
 from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.model.params import PLACES
-from fsdpplan.cost.model.shards import Stage, block_kinds, own_cases
+from fsdpplan.cost.model.shards import Stage, block_cases
 from fsdpplan.cost.overlap.timing import (
     AxisSeconds,
     block_times,
@@ -351,14 +351,11 @@ def _head_matmuls(case: Case) -> tuple[float, float]:
 
 
 def own_blocks(case: Case, stage: Stage) -> list[Case]:
-    """The case as it is for each block of a stage, in the order of forward: of one kind those that
-    recompute stand before those that keep everything."""
-    found: list[Case] = []
-    for piece in stage.pieces:
-        recomputed = piece.blocks - piece.kept_blocks
-        for kind, blocks in block_kinds(model=case.model, stage=piece):
-            again = max(0, min(recomputed, blocks))
-            recomputed -= again
-            for own, number in own_cases(case, kind, blocks=blocks, kept_blocks=blocks - again):
-                found += [own] * number
-    return found
+    """The case as it is for each block of a stage, kind by kind in the order of forward: of one
+    kind those that recompute stand before those that keep everything."""
+    return [
+        own
+        for piece in stage.pieces
+        for own, number in block_cases(case, piece)
+        for _ in range(number)
+    ]

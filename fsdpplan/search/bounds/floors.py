@@ -9,7 +9,7 @@ what it must recompute. What is not known yet is taken as what costs least.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import TypedDict
@@ -47,7 +47,7 @@ from fsdpplan.search.enumerate import (
     sync_policies,
 )
 from fsdpplan.search.question import Question
-from fsdpplan.search.variants import reshards
+from fsdpplan.search.variants import buckets, reshards
 from fsdpplan.spec.layout import (
     SPLIT_BACKWARD_SCHEDULES,
     ActivationCheckpointing,
@@ -211,9 +211,7 @@ class Floors:
             return inf
         again = min(n and n * self._again(layout, mode) for mode, n in blocks.items())
         asked, (stage,) = self.asked, pipeline_stages(model=self.asked.model, layout=layout)
-        # to fewer ranks, one of the changes, nothing may be moved in the backward pass
-        is_cut = layout.reshard_after_forward != "never" and layout.ep == layout.tp == 1
-        moved = replace(layout, reshard_after_forward="never") if is_cut else layout
+        moved = self._least_moved(layout)
         ends, whole = (
             fsdp_moves(asked.case(replace(moved, wrap_blocks=n)), whole_model(asked.model))
             for n in (asked.pins.wrap_blocks or 1, asked.pins.wrap_blocks or asked.model.layers)
@@ -230,6 +228,31 @@ class Floors:
             gradients=gradient_seconds(asked.case(layout), stage),
         )
         return asked.least_factor * (least + self._update_seconds(layout))
+
+    def may_change_below(self, layout: Layout, seconds: float) -> bool:
+        """Whether `layout`, or what its changes make of it, may take less: by `of_changes`, and
+        where FSDP moves as much as it computes with units of each size, which that does not ask."""
+        if self.of_changes(layout) >= seconds:
+            return False
+        if layout.pp > 1 or layout.sharding != "fsdp":
+            return True
+        return any(self.of_settled(one) < seconds for one in self._keeping_all(layout))
+
+    def _keeping_all(self, layout: Layout) -> Iterator[Layout]:
+        """`layout` with all that its changes may spare at once, with units of each size."""
+        pins = self.asked.pins
+        moved = self._least_moved(layout)
+        plain = replace(moved, activation_checkpointing="none", checkpoint_blocks="all")
+        pieces = (layout.loss_chunks,) if pins.loss_chunks is not None else (1, 2)
+        for number in pieces:
+            cut = replace(plain, loss_chunks=number)
+            yield cut
+            yield from buckets(self.asked, cut)
+
+    def _least_moved(self, layout: Layout) -> Layout:
+        """To fewer ranks, one of the changes, nothing may be moved in the backward pass."""
+        is_cut = layout.reshard_after_forward != "never" and layout.ep == layout.tp == 1
+        return replace(layout, reshard_after_forward="never") if is_cut else layout
 
     def at_usual(self, layout: Layout) -> float:
         """The same of its usual settings: all blocks do alike, and the schedule is 1F1B or
@@ -495,6 +518,10 @@ class PhasedFloors:
     def of_changes(self, layout: Layout) -> float:
         """Of it and its changes."""
         return sum(share * part.of_changes(layout) for share, part in self.parts)
+
+    def may_change_below(self, layout: Layout, seconds: float) -> bool:
+        """By what its changes take at the least."""
+        return self.of_changes(layout) < seconds
 
     def at_usual(self, layout: Layout) -> float:
         """With usual settings."""

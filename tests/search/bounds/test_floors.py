@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.overlap.passes import plain_seconds
 from fsdpplan.cost.schedule.stages import pipeline_stages
-from fsdpplan.search.enumerate import USUAL_SCHEDULES, Degrees
+from fsdpplan.search.enumerate import USUAL_SCHEDULES, Degrees, divisors
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import CHECKPOINTING, Question
 from fsdpplan.search.space import Space
+from fsdpplan.search.variants import buckets
 from fsdpplan.spec.layout import ActivationCheckpointing
 from tests.cost.problems import SMALL, Case, case, cases
 from tests.cost.test_least import MIXTURE, MORE, ROUNDING
@@ -73,6 +74,31 @@ def test_changes_take_no_less_into_however_many_pieces_the_loss_is_cut(
     found = space(drawn).floors
     cut, whole = (replace(drawn.layout, loss_chunks=number) for number in (pieces, 1))
     assert found.of_changes(cut) == found.of_changes(whole)
+
+
+@given(cases(), st.data())
+def test_what_changes_bring_is_foreseen(drawn: Case, data: st.DataObject) -> None:
+    """Units of any size, a loss in any number of pieces, a reshard to any ranks, at once."""
+    layout = drawn.layout
+    if layout.sharding != "fsdp" or layout.pp > 1 or not layout.compile:
+        return
+    asked = space(drawn)
+    sizes = [one.wrap_blocks for one in buckets(asked.asked, layout)]
+    is_cut = layout.reshard_after_forward != "never" and layout.ep == layout.tp == 1
+    ranks = divisors(layout.shard_ranks)[1:-1] if is_cut else ()
+    other = replace(
+        layout,
+        wrap_blocks=data.draw(st.sampled_from([layout.wrap_blocks, *sizes])),
+        loss_chunks=data.draw(st.sampled_from([1, 2, 8, layout.loss_chunks])),
+        reshard_after_forward=data.draw(
+            st.sampled_from([layout.reshard_after_forward, *ranks]),
+        ),
+        activation_checkpointing=data.draw(st.sampled_from(CHECKPOINTING)),
+        checkpoint_blocks="all",
+    )
+    changed = replace(drawn, layout=other)
+    if changed.problem is None and asked.fits(other):
+        assert asked.floors.may_change_below(layout, changed.seconds * ROUNDING)
 
 
 def _holds(drawn: Case) -> None:
