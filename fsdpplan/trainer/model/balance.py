@@ -128,8 +128,7 @@ class Pressure:
         self._active = experts.active
         self._each = balance.auxiliary * experts.experts * copies * weight / tokens
         self._mean = MeanSoFar(experts.active * tokens)
-        device = meshes.parameters.device_type
-        self._nothing = torch.zeros(experts.experts, dtype=torch.int64, device=device)
+        self._experts = experts.experts
         for mixture in self._here:
             mixture.is_pressed = True
 
@@ -142,13 +141,15 @@ class Pressure:
         self.press(self._here, self.shares_after(self.chosen_in(self._here) - before))
 
     def chosen_in(self, here: Sequence[MixtureOfExperts]) -> Tensor:
-        """How often tokens of this rank have chosen each expert in some mixtures, so far."""
-        counts = [mixture.counts for mixture in here] or [self._nothing]
-        return torch.stack(counts).sum(0)
+        """How often tokens of this rank have chosen each expert in some mixtures so far."""
+        if not here:
+            device = self._meshes.parameters.device_type
+            return torch.zeros(self._experts, dtype=torch.int64, device=device)
+        return torch.stack([mixture.counts for mixture in here]).sum(0)
 
     def shares_after(self, chosen_E: Tensor) -> Tensor:
         """f, as the next micro-batch meets it, whose tokens on this rank have chosen each expert so
-        often in the whole model. All ranks with other tokens call this."""
+        often in the whole model. Ranks with other tokens call this together."""
         (all_E,) = _over_data([chosen_E], self._meshes)
         return self._active * self._mean.after(all_E)
 
