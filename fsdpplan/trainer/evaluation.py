@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .config import PlanConfig
-from .model.balance import Balance, balance_experts
 from .model.loss import loss_function
 from .model.moe import mixtures
 from .options import Options
@@ -182,23 +181,6 @@ def losses_of(
         with loss_context(plan.layout):
             loss = loss_of(model(batch.tokens, **model_inputs(batch)), batch.targets)
         yield loss
-
-
-def find_shares(
-    assembled: Assembled, batches: Sequence[MicroBatch], plan: PlanConfig, balance: Balance
-) -> None:
-    """Let the mixtures of a pipeline know which parts of these tokens their experts get before the
-    first step on them does; all ranks call this. Other layouts learn it within the step; without an
-    auxiliary loss nobody asks."""
-    if not balance.auxiliary or assembled.pipeline is None:
-        return
-    alone = Balance(auxiliary=balance.auxiliary)
-    with undisturbed(assembled):
-        for mixture in mixtures(assembled.model):
-            mixture.is_pressed = True
-        for _ in losses_of(assembled, batches, plan):
-            pass
-        balance_experts(assembled.model, assembled.meshes, plan.model, alone)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def forward_backward(
     """Gradients of the mean loss over `micro_batches`, and of the auxiliary loss of `pressure`;
     returns the mean, 0 on the pipeline ranks that do not have it."""
     if assembled.pipeline is not None:
-        return assembled.pipeline.forward_backward(micro_batches, assembled.scaler)
+        return assembled.pipeline.forward_backward(micro_batches, assembled.scaler, pressure)
     (model,) = assembled.parts
     layout = plan.layout
     loss_of = loss_function(plan, micro_batches[0].tokens.device, model)

@@ -20,7 +20,7 @@ from .checkpoint.progress import Progress, recorded
 from .checkpoint.runs import CheckpointFailed, Checkpoints
 from .config import PlanConfig, load_plan
 from .errors import RankError, TrainerError, TrainingDiverged
-from .evaluation import evaluate, find_shares, held_out, said
+from .evaluation import evaluate, held_out, said
 from .huggingface.export import export, require_new, require_no_bias_lost, what_to_publish
 from .huggingface.load import load_published, require_loadable
 from .optimizer import Recipe, make_optimizer, set_learning_rate
@@ -362,9 +362,6 @@ def one_step(run: TrainingRun) -> int:
     data_began = time.perf_counter()
     batches = run.feed.take(run.progress.sequences)
     data_seconds = time.perf_counter() - data_began
-    if run.progress.step == 0:
-        with run.watch.own_time.apart():
-            find_shares(run.assembled, batches, run.plan, run.recipe.balance)
     output = train_step(
         run.assembled,
         run.optimizer,

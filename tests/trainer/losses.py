@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpplan.trainer import load_plan, parallelize
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.evaluation import find_shares
 from fsdpplan.trainer.model.balance import Balance, balance_experts
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.loss import next_token_loss
@@ -127,7 +125,7 @@ def reference(
     losses, norms, auxiliary = [], [], []
     for step in range(recipe.steps):
         rows = torch.stack([sequences(step * 8 + row) for row in range(8)])
-        pressing.begin(partial(decoder, rows[:, :-1]))
+        pressing.begin()
         optimizer.zero_grad()
         loss = 0.0
         for part in rows.chunk(pressing.micro_batches):
@@ -149,8 +147,6 @@ def reference(
 
 def reference_name(model: str, layout: dict[str, Any]) -> str:
     """Under which `references` has the one process that a layout trains like."""
-    if layout.get("pp", 1) > 1:
-        return f"{model}, pressed a step late"
     times = layout.get("num_microbatches", 1)
     return model if times == 1 else f"{model}, {times} micro-batches"
 
@@ -170,20 +166,13 @@ class Pressing:
     """The auxiliary loss of a decoder's micro-batches, by autograd: what a layout presses by."""
 
     def __init__(self, decoder: Decoder, layout: dict[str, Any]) -> None:
-        self.decoder, self.is_late = decoder, layout.get("pp", 1) > 1
-        self.micro_batches = 1 if self.is_late else layout.get("num_microbatches", 1)
-        self.before: torch.Tensor | None = None
+        self.decoder = decoder
+        self.micro_batches = layout.get("num_microbatches", 1)
 
-    def begin(self, forward: Callable[[], object]) -> None:
-        """A step; of a pipeline's first, `forward` finds by what it presses."""
+    def begin(self) -> None:
+        """A step."""
         self.all = Routed(self.decoder)
         self.told: list[tuple[int, torch.Tensor]] = []
-        if self.is_late and self.before is None and self.all.mixtures:
-            with torch.no_grad(), Routed(self.decoder) as seen:
-                forward()
-            self.before = seen.shares()
-            for mixture in seen.mixtures:
-                mixture.counts.zero_()
 
     def seen(self) -> Routed:
         """What is said in a forward pass."""
@@ -195,19 +184,16 @@ class Pressing:
             return 0.0
         here = sum(map(len, seen.logits)) // len(seen.mixtures)
         self.all.logits += [logits.detach() for logits in seen.logits]
-        shares = self.before
-        if shares is None or not self.is_late:
-            done = sum(number for number, _ in self.told)
-            so_far = self.all.shares()
-            wrong = sum((number * (so_far - told) for number, told in self.told), so_far * 0)
-            shares = so_far + wrong / (tokens - done)
-            self.told.append((here, shares))
+        done = sum(number for number, _ in self.told)
+        so_far = self.all.shares()
+        wrong = sum((number * (so_far - told) for number, told in self.told), so_far * 0)
+        shares = so_far + wrong / (tokens - done)
+        self.told.append((here, shares))
         return BALANCE.auxiliary * seen.auxiliary_loss(shares) * here / tokens
 
     def end(self) -> float:
-        """A step's; returns the loss of all that was seen in it."""
-        self.before = self.all.shares()
-        return self.all.auxiliary_loss(self.before).item()
+        """The loss of all that was seen in a step."""
+        return self.all.auxiliary_loss(self.all.shares()).item()
 
 
 class Routed:
@@ -262,8 +248,6 @@ def measure(text: str, *, packs: bool = False, steps: int = STEPS) -> dict[str, 
             device=CPU,
             packs=packs,
         )
-        if step == 0 and plan.model.experts is not None:
-            find_shares(assembled, batches, plan, BALANCE)
         is_last = step == steps - 1
         with Collectives() if is_last else nullcontext(Collectives()) as collectives:
             output = train_step(

@@ -233,8 +233,9 @@ def without_gradients_of_rank(rank: int) -> Callable[[Any], Any]:
         def run(pipeline: Any, *args: Any, **given: Any) -> Any:
             out = real(pipeline, *args, **given)
             if dist.get_rank() // 2 == rank:
-                for stage in pipeline._schedule._stage.submod.parameters():
-                    local(stage.grad).zero_()
+                for stage in pipeline._stages.values():
+                    for parameter in stage.parameters():
+                        local(parameter.grad).zero_()
             return out
 
         return run

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdpplan.trainer.config import parse_plan
-from fsdpplan.trainer.evaluation import find_shares
 from fsdpplan.trainer.model.balance import Balance
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer
 from fsdpplan.trainer.parallel.assemble import Assembled, assemble
@@ -80,8 +79,6 @@ def train(text: str, recipe: Recipe, *, spoil: Spoil | None = None) -> dict[str,
         if spoil is not None and step == SPOILED_STEP:
             spoil(assembled)
         balance = Balance() if plan.model.experts is None else losses.BALANCE
-        if step == 0:
-            find_shares(assembled, batches, plan, balance)
         output = train_step(
             assembled, optimizer, batches, plan, clip_norm=recipe.clip_norm, balance=balance
         )

@@ -93,8 +93,8 @@ def test_experts_are_balanced_unless_told_not_to(tmp_path: Path) -> None:
 def test_a_mixture_goes_on_with_what_presses_its_routers(
     before: dict[str, Any], behind: dict[str, Any], tmp_path: Path
 ) -> None:
-    """To the bit on the same layout, also in a pipeline, which presses by the step before; on
-    another as near as sums in another order are."""
+    """To the bit on the same layout, also in a pipeline; on another as near as sums in another
+    order are."""
     experts = {"experts": 4, "active": 2, "hidden": 16}
     words = ("--no-numbers", "--router-aux-loss-coef", "0.5", "--warmup-steps", "1")
     plan = {"model": MODEL | {"experts": experts}}

@@ -6,7 +6,8 @@ reduce-scatter, the buffer of an all-reduce. Counts and bytes of FSDP2 and HSDP 
 so do those of tensor with sequence parallelism. DDP's counts are those of real gloo jobs
 (tests/trainer).
 
-Left out: the few scalars a step of the loss and of agreement between ranks.
+Left out: the few scalars a step of the loss and of agreement between ranks, and the few numbers for
+each expert by which mixtures are balanced (int64 and float64, in which nothing else is sent).
 
 Tied tables: what the two ends of a pipeline exchange so that their copies stay equal.
 

@@ -50,8 +50,8 @@ class ComparedCalls:
 
     @property
     def is_predicted(self) -> bool:
-        """The cost model leaves out how ranks tell each other numbers of tokens, and how probable
-        experts were for them."""
+        """The cost model leaves out how ranks and stages tell each other numbers of tokens, and how
+        probable experts were for them."""
         return not self.dtype.startswith(("int", "float64")) or self.predicted_count > 0
 
     @property

@@ -71,9 +71,6 @@ from .storage import (
 GROUP_TIMEOUT = timedelta(hours=2)
 """How long ranks wait for the slowest one to write."""
 
-NEWER = ("expert_shares",)
-"""Ends of names of tensors that checkpoints of older trainers have not: they stay as made."""
-
 Answer = TypeVar("Answer")
 
 
@@ -283,11 +280,7 @@ class Checkpoints:
         if not optimizer.state:
             fill_optimizer(optimizer)
         index = read_index(path)
-        named = [
-            each
-            for each in named_tensors(model, optimizer, copied_parameters(self.plan))
-            if not each[0][-1].endswith(NEWER) or ".".join(each[0]) in index.state_dict_metadata
-        ]
+        named = named_tensors(model, optimizer, copied_parameters(self.plan))
         tensors = tree(named)
         padding = padding_of(tensors, self.plan)
         rank = dist.get_rank()

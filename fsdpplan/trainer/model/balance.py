@@ -16,14 +16,13 @@ transformers 5, whose value this is over the global batch as one.
 
 The gradient goes through P alone, and needs f when backward begins. Between the forward and the
 backward pass of a micro-batch the ranks tell each other what they chose, so with one micro-batch a
-step f is the global batch's. With several, the later ones are not routed yet: `MeanSoFar`. In a
-pipeline the first stages know nothing of the last ones' choices, and f is that of the global batch
-before; a run's first step finds it by forward passes of its own (evaluation.py).
+step f is the global batch's. With several, the later ones are not routed yet: `MeanSoFar`. Stages
+of a pipeline tell each other in passing (parallel/pipeline_balance.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -129,24 +128,34 @@ class Pressure:
         self._active = experts.active
         self._each = balance.auxiliary * experts.experts * copies * weight / tokens
         self._mean = MeanSoFar(experts.active * tokens)
+        self._experts = experts.experts
         for mixture in self._here:
             mixture.is_pressed = True
-            if layout.pp > 1:
-                self._press(mixture.expert_shares)
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
-        """Run a forward pass whose backward pass, the next one, is to meet the loss."""
-        before = self._chosen()
+        """Run a forward pass of the whole model whose backward pass, the next one, is to meet the
+        loss."""
+        before = self.chosen_in(self._here)
         yield
-        chosen = _over_data([self._chosen() - before], self._meshes)[0]
-        self._press(self._active * self._mean.after(chosen))
+        self.press(self._here, self.shares_after(self.chosen_in(self._here) - before))
 
-    def _chosen(self) -> Tensor:
-        return torch.stack([mixture.counts for mixture in self._here]).sum(0)
+    def chosen_in(self, here: Sequence[MixtureOfExperts]) -> Tensor:
+        """How often tokens of this rank have chosen each expert in some mixtures so far."""
+        if not here:
+            device = self._meshes.parameters.device_type
+            return torch.zeros(self._experts, dtype=torch.int64, device=device)
+        return torch.stack([mixture.counts for mixture in here]).sum(0)
 
-    def _press(self, shares_E: Tensor) -> None:
-        for mixture in self._here:
+    def shares_after(self, chosen_E: Tensor) -> Tensor:
+        """f, as the next micro-batch meets it, whose tokens on this rank have chosen each expert so
+        often in the whole model. Ranks with other tokens call this together."""
+        (all_E,) = _over_data([chosen_E], self._meshes)
+        return self._active * self._mean.after(all_E)
+
+    def press(self, here: Sequence[MixtureOfExperts], shares_E: Tensor) -> None:
+        """Let the backward pass that comes next through `here` meet the loss with this f."""
+        for mixture in here:
             # `data`: autograd has noted this tensor in forward, and is to read it in backward
             mixture.pressure.data.copy_(shares_E * self._each)
 
@@ -160,8 +169,8 @@ def mixtures_in(model: ModelConfig) -> int:
 def balance_experts(
     model: nn.Module, meshes: Meshes | None, config: ModelConfig, balance: Balance
 ) -> Balanced:
-    """Move each expert's bias by what all tokens of a step chose, and keep what the auxiliary loss
-    needs of it; all ranks call this.
+    """Move each expert's bias by what all tokens of a step chose, and begin to count anew; all
+    ranks call this.
 
     `meshes` None is one process. Parts of each block's tokens are all that counts, so nothing
     depends on the layout, nor on whether a recomputation was counted again.
@@ -175,19 +184,19 @@ def balance_experts(
         for mixture, move in zip(here, torch.sign(mean - counts), strict=True):
             mixture.expert_bias.add_(balance.bias_rate * move)
     if balance.auxiliary:
-        auxiliary_loss = _keep_shares(here, counts, meshes, config)
+        auxiliary_loss = _auxiliary_loss(here, counts, meshes, config)
     for mixture in here:
         mixture.counts.zero_()
     return Balanced(imbalance=imbalance, auxiliary_loss=auxiliary_loss)
 
 
-def _keep_shares(
+def _auxiliary_loss(
     here: list[MixtureOfExperts],
     counts: Tensor | None,
     meshes: Meshes | None,
     config: ModelConfig,
 ) -> Tensor:
-    """The auxiliary loss of what was chosen, whose f all mixtures keep."""
+    """That of all tokens of a step, without its coefficient."""
     assert config.experts is not None
     if counts is None:  # of a pipeline's stages this rank has those that are dense
         assert meshes is not None
@@ -202,10 +211,9 @@ def _keep_shares(
         dist.all_reduce(shares, group=meshes.pp.get_group())
     chosen, probable = shares / mixtures_in(config)
     for mixture in here:
-        mixture.expert_shares.copy_(chosen)
         mixture.probabilities.zero_()
-    auxiliary_loss: Tensor = config.experts.experts * (chosen * probable).sum().float()
-    return auxiliary_loss
+    loss: Tensor = config.experts.experts * (chosen * probable).sum().float()
+    return loss
 
 
 def _over_data(of_blocks: list[Tensor], meshes: Meshes | None) -> Tensor:

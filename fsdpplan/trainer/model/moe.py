@@ -132,9 +132,6 @@ class MixtureOfExperts(nn.Module):
     """Of the choice, one for each expert."""
     counts: Tensor
     """Tokens of this rank that each expert got in the step under way."""
-    expert_shares: Tensor
-    """Of a softmax router: the part of its tokens that each expert got, the mean over all mixtures
-    of the model and the tokens of the last step; by it pipelines press."""
     probabilities: Tensor
     """Of a softmax router: the sums of its scores, over the tokens that are counted."""
     pressure: Tensor
@@ -159,10 +156,8 @@ class MixtureOfExperts(nn.Module):
         self.is_pressed = False
         """Whether an auxiliary loss presses the router towards balance."""
         if config.router.scores == "softmax":
-            zeros = torch.zeros(config.experts)
-            self.register_buffer("expert_shares", zeros.clone())
-            self.register_buffer("probabilities", zeros.clone(), persistent=False)
-            self.register_buffer("pressure", zeros.clone(), persistent=False)
+            for name in ("probabilities", "pressure"):
+                self.register_buffer(name, torch.zeros(config.experts), persistent=False)
 
     def forward(self, x_BTD: Tensor, real_BT: Tensor | None = None) -> Tensor:
         """What the experts give each token; nothing (but the shared ones') where `real_BT` says

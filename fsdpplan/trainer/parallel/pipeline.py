@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed.pipelining import (
 )
 
 from ..config import LayoutConfig, PlanConfig
+from ..model.balance import Pressure
 from ..model.loss import loss_function
 from ..precision import compute_dtype
 from ..scaler import LossScaler, scaled
@@ -34,6 +36,7 @@ from ..torch_versions import (
 )
 from .gradient_sums import PipelineSums
 from .mesh import Meshes
+from .pipeline_balance import carried_choices, pressed_stages
 from .pipeline_stages import StageShare, rank_shares, rank_stages
 from .replicas import ReplicaGradients
 from .tensor_parallel import loss_context
@@ -78,34 +81,50 @@ class Pipeline:
                 stages, plan, meshes.parameters["dp_replicate"].get_group()
             )
         self._no_loss = torch.zeros((), device=device)
-        self._group = group = meshes.pp.get_group()
-        self._stages = {share.index: stage for stage, share in zip(stages, shares, strict=True)}
-        staged = [
-            _stage(stage, share, plan, device, group)
-            for stage, share in zip(stages, shares, strict=True)
-        ]
-        if self._sums is not None:
-            self._sums.watch(staged)
-        self._schedule = planned_schedule(plan, staged, self._loss)
-        self._no_outputs = keep_no_outputs(self._schedule, staged)
+        self._group = meshes.pp.get_group()
+        self._stages = dict(zip(shares, stages, strict=True))
+        self._schedules: dict[bool, tuple[Any, dict[str, bool]]] = {}
+
+    def _schedule(self, *, is_pressed: bool) -> tuple[Any, dict[str, bool]]:
+        """torch's schedule and its options, made when the first step asks for it, which knows what
+        stages tell each other. `is_pressed`: by an auxiliary loss."""
+        if is_pressed not in self._schedules:
+            beside = (carried_choices(self._plan.model),) if is_pressed else ()
+            staged = [
+                _stage(stage, share, self._plan, self._device, self._group, beside=beside)
+                for share, stage in self._stages.items()
+            ]
+            if self._sums is not None:
+                self._sums.watch(staged)
+            schedule = planned_schedule(self._plan, staged, self._loss)
+            self._schedules[is_pressed] = schedule, keep_no_outputs(schedule, staged)
+        return self._schedules[is_pressed]
 
     def forward_backward(
-        self, micro_batches: Sequence[MicroBatch], scaler: LossScaler | None = None
+        self,
+        micro_batches: Sequence[MicroBatch],
+        scaler: LossScaler | None = None,
+        pressure: Pressure | None = None,
     ) -> Tensor:
-        """Gradients of the mean loss; returns that loss on ranks with the last stage, else 0."""
+        """Gradients of the mean loss, and of the auxiliary loss of `pressure`; returns the mean on
+        ranks with the last stage, else 0."""
         self._scaler = scaler
+        schedule, options = self._schedule(is_pressed=pressure is not None)
+        pressed = (
+            nullcontext() if pressure is None else pressed_stages(self._stages.items(), pressure)
+        )
         losses: list[Tensor] = []
         batch = joined(micro_batches)
         if self._sums is not None:
             self._sums.begin()
         if self._replicas is not None:
             self._replicas.begin()
-        with loss_context(self._layout):
-            self._schedule.step(
+        with loss_context(self._layout), pressed:
+            schedule.step(
                 *((batch["tokens"],) if self._has_first else ()),
                 target=batch["targets"] if self._has_last else None,
                 losses=losses,
-                **self._no_outputs,
+                **options,
                 **{name: batch[name] for name in BESIDE_TOKENS if name in batch},
             )
         if self._replicas is not None:
@@ -143,12 +162,12 @@ class Pipeline:
                 work.wait()
         return [found[number] for number in sorted(found)]
 
-    def _stage_output(self, stage: int, given: Tensor, batch: MicroBatch) -> Tensor:
+    def _stage_output(self, index: int, given: Tensor, batch: MicroBatch) -> Tensor:
         """What a stage of this rank makes of `given`; the last one, the loss."""
+        share, stage = next(each for each in self._stages.items() if each[0].index == index)
         with loss_context(self._layout):
-            out: Tensor = self._stages[stage](given, **model_inputs(batch))
-            is_last = stage == self._layout.pp * self._layout.virtual_stages - 1
-            return self._loss_of(out, batch.targets) if is_last else out
+            out: Tensor = stage(given, **model_inputs(batch))
+            return self._loss_of(out, batch.targets) if share.is_last else out
 
     def _message(self, operation: Callable[..., Any], values: Tensor, rank: int) -> dist.P2POp:
         return dist.P2POp(
@@ -224,6 +243,8 @@ def _stage(
     plan: PlanConfig,
     device: torch.device,
     group: dist.ProcessGroup,
+    *,
+    beside: Sequence[Tensor],
 ) -> PipelineStage:
     """`module` with its shapes stated, so that ranks need not find them out."""
     layout, training = plan.layout, plan.training
@@ -235,7 +256,9 @@ def _stage(
         requires_grad=True,
     )
     first = torch.empty(tokens, dtype=torch.int64, device="meta")
-    return stated_stage(module, share, plan, device, group, first=first, hidden=hidden)
+    return stated_stage(
+        module, share, plan, device, group, first=first, hidden=hidden, beside=beside
+    )
 
 
 def stated_stage(
@@ -247,18 +270,19 @@ def stated_stage(
     *,
     first: Tensor,
     hidden: Tensor,
+    beside: Sequence[Tensor] = (),
 ) -> PipelineStage:
     """torch's stage of `module`; `first` is like what the first stage is given, `hidden` like what
-    stages hand on."""
+    stages hand on, and what is `beside` it."""
     layout = plan.layout
     stage = PipelineStage(
         module,
         share.index,
         layout.pp * layout.virtual_stages,
         device,
-        input_args=first if share.is_first else hidden,
+        input_args=first if share.is_first else (hidden, *beside),
         # what the last stage gives is sent nowhere: only their number counts
-        output_args=hidden,
+        output_args=hidden if share.is_last else (hidden, *beside),
         group=group,
     )
     leave_outputs_unchecked(stage)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from fsdpplan.trainer.config import PlanConfig, parse_plan
-from fsdpplan.trainer.evaluation import HeldOut, evaluate, find_shares
+from fsdpplan.trainer.evaluation import HeldOut, evaluate
 from fsdpplan.trainer.model.balance import Balance, balance_experts
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.weights import initialise
@@ -98,8 +98,6 @@ def fine_tuned(text: str, folder: Path, *, packs: bool) -> dict[str, Any]:
         batches = micro_batches(
             sequences, plan, first=step * 8, rank=dist.get_rank(), device=losses.CPU, packs=packs
         )
-        if step == 0 and plan.model.experts is not None:
-            find_shares(assembled, batches, plan, losses.BALANCE)
         output = train_step(
             assembled,
             optimizer,
@@ -144,7 +142,7 @@ def plain_loop(
     tokens = sum(len(ids) for ids, _ in chats)
     found: dict[str, list[float]] = {"losses": [], "norms": [], "auxiliary": []}
     for step in range(STEPS + 1):
-        pressing.begin(lambda: [_sum_of_chat(decoder, *chat) for chat in chats])
+        pressing.begin()
         optimizer.zero_grad()
         whole = 0.0
         for part in parts:

@@ -22,7 +22,7 @@ from fsdpplan.trainer.user.trace import traced
 from tests.trainer import plans
 from tests.trainer.own_layouts import MANY, PP, SHARD2
 from tests.trainer.own_models import FLAT_PLAN, LENGTH, TP_PLAN, VOCAB, Block, Odd, Own
-from tests.trainer.user_layouts import TP2, WIDTHS
+from tests.trainer.user_layouts import MODELS, TP2, WIDTHS
 
 
 def plan_of(*, precision: str = "fp32", vocab: int = VOCAB, **layout: Any) -> PlanConfig:
@@ -67,6 +67,15 @@ def test_a_tied_table_is_in_the_first_stage_and_copied_in_the_last() -> None:
 def test_a_model_that_stages_would_change_is_refused(kind: str, words: str) -> None:
     with pytest.raises(TrainerError, match=words):
         cut(Odd(kind), plan_of(**PP))
+
+
+def test_a_balance_of_experts_over_all_blocks_is_refused() -> None:
+    """Each stage has its own blocks' scores."""
+    name, fields = MODELS["mixtral"]
+    config = getattr(transformers, name)(**WIDTHS | fields, output_router_logits=True)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(TrainerError, match="behind its blocks the model uses what was computed"):
+        cut(model, plan_of(**PP))
 
 
 def test_a_stage_for_other_numbers_of_blocks_is_refused() -> None:
