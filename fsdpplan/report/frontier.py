@@ -191,7 +191,7 @@ def _chart(plan: Plan, found: Explored) -> Chart:
     groups = {
         "this plan": [one for one in found.drawn if one.is_chosen],
         "best for its memory": [one for one in found.drawn if one.is_best and not one.is_chosen],
-        "not told apart from the fastest": [
+        "a tie with the fastest": [
             one for one in found.drawn if one.is_tied and not (one.is_best or one.is_chosen)
         ],
         "others": [one for one in found.drawn if not (one.is_tied or one.is_best or one.is_chosen)],
@@ -230,7 +230,7 @@ def _says(found: Explored) -> str:
     tied = sum(one.is_tied for one in found.drawn)
     words = (
         f"The fastest takes {format_seconds(fastest.step_seconds)}; with bands as wide as these, "
-        f"{tied} of {len(found.drawn)} are not told apart from it."
+        f"{tied} of {len(found.drawn)} tie with it."
     )
     if leanest is fastest:
         return words
@@ -273,7 +273,7 @@ def _table(found: Explored) -> Table:
     others.sort(key=lambda one: one.step_seconds)
     rows = (*sorted(first, key=lambda one: one.step_seconds), *others)[:MOST_ROWS]
     return Table(
-        caption="The plan, the best for its memory, and what is not told apart from the fastest",
+        caption="The plan, the best for its memory, and what ties with the fastest",
         columns=("layout", "step", "band", "peak", "fits", "MFU", "what it is"),
         rows=tuple(_row(one) for one in rows),
         folded=True,
@@ -285,7 +285,7 @@ def _row(one: Drawn) -> tuple[Cell | str, ...]:
     words = (
         "this plan" if one.is_chosen else "",
         "best for its memory" if one.is_best else "",
-        "not told apart from the fastest" if one.is_tied else "",
+        "a tie with the fastest" if one.is_tied else "",
     )
     return (
         f"{degrees(one.layout)}; {policy(one.layout)}",

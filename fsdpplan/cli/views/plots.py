@@ -121,7 +121,7 @@ def frontier_plot(result: SearchResult, device: Device, *, width: int) -> str:
         width=width,
     )
     tied = result.listed.tied
-    alike = f"; 1 to {_rank(tied[-1])} are not told apart from the fastest" if tied else ""
+    alike = f"; 1 to {_rank(tied[-1])} tie with the fastest" if tied else ""
     return blocks(
         headed(frontier_words(result), chart, width),
         wrapped(f"Signs are ranks, . is not listed{alike}.", width=width),

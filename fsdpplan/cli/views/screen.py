@@ -251,8 +251,8 @@ def why(result: SearchResult) -> str:
         return shown
     ranks = f"1 to {tied[-1]}" if len(tied) > 1 else "1 and 2"
     return (
-        f"{shown} Ranks {ranks} are not told apart from the fastest by step time: first comes "
-        "what has the fewest kinds of parallelism, then the fewest unusual settings, then "
+        f"{shown} Ranks {ranks} are a tie; ties go to the simpler layout: the fewest kinds of "
+        "parallelism, then the fewest unusual settings, then "
         f"{LEAST_HEADROOM_FRACTION:.0%} of the memory free, then gathers inside a domain of the "
         "network, then the shortest step."
     )

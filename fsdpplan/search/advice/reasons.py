@@ -85,11 +85,10 @@ class Reasons:
         quantity = self._decided_by(first, fastest)
         preferred = comparison(quantity, better=first, worse=fastest, cluster=self.cluster).gain
         most, error = MOST_INDISTINGUISHABLE_FRACTION, self.error(first)
-        counted = f", of which {most:.0%} count" if error > most else ""
+        counted = f" (of which {most:.0%} count)" if error > most else ""
         words = (
-            f"{self.behind(first):.1%} behind the fastest (rank {self.fastest_rank}), which is not "
-            f"told apart (the error of their difference is {error:.1%}{counted}), and preferred "
-            f"to it: {preferred}"
+            f"{self.behind(first):.1%} slower than the fastest (rank {self.fastest_rank}), a tie "
+            f"within the {error:.1%} error of the comparison{counted}. Preferred for {preferred}"
         )
         return Reason(quantity=quantity, words=words)
 
@@ -98,7 +97,7 @@ class Reasons:
         lost = comparison(quantity, better=self.first, worse=entry, cluster=self.cluster).loss
         if entry is self.order.fastest:
             return Reason(quantity=quantity, words=f"the fastest; {lost}")
-        return Reason(quantity=quantity, words=f"{self._share(entry)}, not told apart; {lost}")
+        return Reason(quantity=quantity, words=f"{self._share(entry)}, a tie; {lost}")
 
     def _decided_by(self, one: Entry, other: Entry) -> str:
         return decided_by(preference(one, self.cluster), preference(other, self.cluster))
@@ -108,7 +107,8 @@ class Reasons:
         return Reason(quantity=term, words=f"{self._share(entry)}: {words}")
 
     def _share(self, entry: Entry) -> str:
-        return f"{self.behind(entry):+.1%} on the fastest (error {self.error(entry):.1%})"
+        error = self.error(entry)
+        return f"{self.behind(entry):.1%} slower than the fastest (error {error:.1%})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -226,14 +226,14 @@ def test_the_screen_says_what_the_band_stands_on_and_counts_memory_three_ways(
     assert "of 4 is the fullest, the emptiest needs" in flat
 
 
-def test_what_is_not_told_apart_from_the_fastest_is_named(
+def test_what_ties_with_the_fastest_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = words("recommend --model llama-3.2-1b --gpus 8 --hardware dgx-h200")
     ranks = ask_json(capsys, *given)["not_told_apart"]
     assert len(ranks) > 1
     flat = " ".join(ask(capsys, *given)[0].split())
-    assert f"Ranks 1 to {ranks[-1]} are not told apart from the fastest by step time" in flat
+    assert f"Ranks 1 to {ranks[-1]} are a tie; ties go to the simpler layout" in flat
 
 
 @pytest.mark.sampled(1)
@@ -257,7 +257,7 @@ def test_the_fastest_is_on_the_screen_and_in_the_json_with_the_figures_said_of_i
         assert plan["difference_error_fraction"] > 0
     assert rank > 1
     said = plans[0]["reason"]
-    assert said.startswith(f"{steps[0] / min(steps) - 1:.1%} behind the fastest (rank {rank})")
+    assert said.startswith(f"{steps[0] / min(steps) - 1:.1%} slower than the fastest (rank {rank})")
     flat = " ".join(ask(capsys, *words(asked))[0].split())
     shown = re.search(
         rf" {rank} ([0-9.]+) (m?s), [0-9.]+ GiB, fits [a-z0-9 ]+ %: [^:]*? the fastest; ", flat

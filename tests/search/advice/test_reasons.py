@@ -81,19 +81,19 @@ def test_the_fastest_says_so() -> None:
 def test_a_first_that_is_behind_says_by_how_much_of_what_error_and_what_it_has() -> None:
     fast = entry(compute=10, dp_shard=8, tp=2, **TP)
     assert told(fast, entry(compute=10.2)) == [
-        "2.0% behind the fastest (rank 2), which is not told apart (the error of their difference "
-        "is 2.5%), and preferred to it: fewer kinds of parallelism (without tensor)",
+        "2.0% slower than the fastest (rank 2), a tie within the 2.5% error of the comparison. "
+        "Preferred for fewer kinds of parallelism (without tensor)",
         "the fastest; more kinds of parallelism (tensor)",
     ]
     said, _ = told(fast, entry(compute=10.2), error=0.1)
-    assert "the error of their difference is 10.0%, of which 3% count" in said
+    assert "within the 10.0% error of the comparison (of which 3% count)" in said
     roomy = entry(compute=10.2, micro_batch=2, device_bytes=53 * 2**30)
     said, of_fast = told(entry(compute=10, device_bytes=73 * 2**30), roomy)
     assert said.endswith("more head-room (26.1 GiB left free, not 6.1 GiB)")
     assert of_fast == "the fastest; less head-room (6.1 GiB left free, not 26.1 GiB)"
 
 
-def test_one_that_is_not_told_apart_says_what_stands_against_it() -> None:
+def test_one_that_ties_says_what_stands_against_it() -> None:
     first = entry(compute=10.0)
     for other, loss in (
         (entry(compute=10.1, dp_shard=8, cp=2), "more kinds of parallelism (context)"),
@@ -101,7 +101,7 @@ def test_one_that_is_not_told_apart_says_what_stands_against_it() -> None:
         (entry(compute=10.1, dp_shard=8, dp_replicate=2), "slower and no simpler"),
     ):
         _, said = told(first, other)
-        assert said.startswith("+1.0% on the fastest (error 2.5%), not told apart; ")
+        assert said.startswith("1.0% slower than the fastest (error 2.5%), a tie; ")
         assert loss in said
 
 
@@ -115,7 +115,7 @@ def test_a_loser_names_its_largest_loss_against_the_fastest() -> None:
     ):
         _, said = told(best, loser)
         assert cause in said
-        assert "not told apart" not in said
+        assert "a tie" not in said
 
 
 def test_recomputation_is_named_where_more_is_executed() -> None:
@@ -172,12 +172,12 @@ def nothing_is_false(list_: Shown) -> None:
             if head == "the fastest":
                 assert row is list_.fastest
             else:
-                assert re.fullmatch(r"\S+ on the fastest \(error \S+\), not told apart", head)
-                assert head.startswith(f"{share:+.1%} ")
+                assert re.fullmatch(r"\S+ slower than the fastest \(error \S+\), a tie", head)
+                assert head.startswith(f"{share:.1%} ")
             _comparison_is_true(loss, worse=row, better=list_.first, cluster=list_.cluster)
         else:
             head, _, cause = words.partition("): ")
-            assert head.startswith(f"{share:+.1%} on the fastest (error ")
+            assert head.startswith(f"{share:.1%} slower than the fastest (error ")
             _cause_is_true(cause, row=row, fastest=list_.fastest)
 
 
@@ -185,12 +185,12 @@ def _the_first_is_true(list_: Shown, words: str) -> None:
     if words == "the fastest of all that fit":
         assert list_.first is list_.fastest
         return
-    found = re.match(r"(\S+) behind the fastest \(rank (\d+)\)", words)
+    found = re.match(r"(\S+) slower than the fastest \(rank (\d+)\), a tie", words)
     assert found is not None
     share = seconds(list_.first) / seconds(list_.fastest) - 1
     assert found[1] == f"{share:.1%}"
     assert list_.rows[int(found[2]) - 1] is list_.fastest
-    gain = words.rpartition("preferred to it: ")[2]
+    gain = words.rpartition("Preferred for ")[2]
     _comparison_is_true(gain, worse=list_.fastest, better=list_.first, cluster=list_.cluster)
 
 
