@@ -18,21 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
 
 from fsdpplan.cost.memory.rank_quantities import RankSizes
-from fsdpplan.cost.play.heap import Heap, Phase
-
-
-class Moment(NamedTuple):
-    """When what is there."""
-
-    part: Literal["first", "forward", "ends", "backward", "last"]
-    """Of the micro-batch: the embedding, a unit's forward, head and loss, a unit's backward, what
-    is left."""
-    unit: int
-    """Of blocks, in the order of forward; -1 of no such."""
-    phase: Phase
+from fsdpplan.cost.play.heap import Heap, Moment, Phase
 
 
 def fsdp_phases(s: RankSizes) -> list[Phase]:

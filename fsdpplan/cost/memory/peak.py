@@ -58,9 +58,9 @@ from fsdpplan.cost.memory.ledger import (
     rank_state,
     sums_fp32_gradients,
 )
-from fsdpplan.cost.memory.phases import ddp_phases
 from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
 from fsdpplan.cost.memory.rank_quantities import RankSizes
+from fsdpplan.cost.memory.replica_moments import replica_phases
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats
@@ -213,7 +213,7 @@ def available_bytes(*, cluster: Cluster, training: Training) -> int:
 def rank_phases(sizes: RankSizes, layout: Layout) -> list[Phase]:
     """The candidates for the peak, by how the rank shards and whether it is in a pipeline."""
     if layout.sharding != "fsdp":
-        return ddp_phases(sizes)
+        return replica_phases(sizes)
     return fsdp_phases(sizes) if layout.pp == 1 else pipeline_phases(sizes)
 
 

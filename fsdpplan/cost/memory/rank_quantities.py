@@ -1,7 +1,7 @@
 """Rank quantities: what one rank's memory phases add up.
 
-`sizes` makes the quantities, `fsdp_moments`, `phases` and `pipeline_phases` the candidates for the
-peak, `peak` takes the highest.
+`sizes` makes the quantities, `fsdp_moments`, `replica_moments` and `pipeline_phases` the candidates
+for the peak, `peak` takes the highest.
 """
 
 from __future__ import annotations
@@ -252,10 +252,6 @@ class RankSizes:
     def unit(self, index: int) -> UnitSizes:
         """Unit `index`, in forward order."""
         return self.unit_kinds[self.unit_order[index]]
-
-    def blocks_of(self, index: int) -> int:
-        """Blocks of unit `index`, in forward order."""
-        return min(self.unit_blocks, self.blocks - index * self.unit_blocks)
 
     def gradient_bytes(self, reduced_blocks: int, *, ends: int = 0) -> int:
         """Gradient shards when the last micro-batch has reduced so many blocks, and so many

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,17 @@ class Phase:
         )
 
 
+class Moment(NamedTuple):
+    """When what is there."""
+
+    part: Literal["first", "forward", "ends", "backward", "last"]
+    """Of the micro-batch: the embedding, a unit's forward, head and loss, a unit's backward, what
+    is left."""
+    unit: int
+    """Of blocks, in the order of forward; -1 of no such."""
+    phase: Phase
+
+
 COPIED = ("root", "tables", "head", "unit", "kept", "kept of the unit", "experts", "kept experts")
 """Gathered parameters, as they are computed with."""
 
@@ -45,17 +57,19 @@ BUFFERS = ("buffer", "buffer behind", "ahead")
 """Flat buffers of gathers: of the one at work, of the one behind it, of the one ahead."""
 
 _BY_PART = {
-    "gradients_bytes": ("gradient shards", "reduced shard"),
+    "gradients_bytes": ("gradient shards", "reduced shard", "gradients that stay"),
     "unsharded_parameters_bytes": (*COPIED, *BUFFERS, "casts", "casts of the head"),
     "unsharded_gradients_bytes": (
         "earlier gradients",
         "gradients",
         "gradient of the head",
         "embedding's gradient",
+        "gradient of the table",
+        "buckets",
         "reduced",
         "reduced behind",
     ),
-    "activations_bytes": ("saved", "stream", "remade", "beside the logits"),
+    "activations_bytes": ("saved", "stream", "remade", "beside the logits", "messages"),
     "logits_bytes": ("logits",),
     "temporaries_bytes": ("temporaries",),
 }

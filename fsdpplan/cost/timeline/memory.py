@@ -1,8 +1,8 @@
 """Memory over a step: what each pipeline rank has allocated while its timeline goes on.
 
-The moments at which memory can be highest (`cost/memory/phases`), in the order of time: of FSDP
-unit by unit, of whole parameters block by block between those moments, of a pipeline action by
-action. The highest point is the estimate's peak. Between two points memory is as at the first.
+What `cost/memory` says is held and freed, in the order of time: of FSDP unit by unit, of whole
+parameters block by block, of a pipeline action by action. The highest point is the estimate's peak.
+Between two points memory is as at the first.
 
 Earlier micro-batches have the sizes of the last one, but for gradients: the first one finds none,
 and what is not reduced in one of them stays.
@@ -11,20 +11,20 @@ and what is not reduced in one of them stays.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from fsdpplan.cost.memory.activations import mask_bytes
-from fsdpplan.cost.memory.fsdp_moments import Moment, fsdp_moments
+from fsdpplan.cost.memory.fsdp_moments import fsdp_moments
 from fsdpplan.cost.memory.ledger import StateBytes, rank_state
 from fsdpplan.cost.memory.peak import stage_phases, staging_bytes
 from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
 from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, RankSizes, UnitSizes
+from fsdpplan.cost.memory.replica_moments import replica_moments
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
-from fsdpplan.cost.play.heap import Phase
+from fsdpplan.cost.play.heap import Moment, Phase
 from fsdpplan.cost.schedule.moments import Moments, moments_in_turn
 from fsdpplan.cost.schedule.order import rank_actions
 from fsdpplan.cost.schedule.stages import (
@@ -215,31 +215,46 @@ def _fsdp(rank: _Rank, passes: _Passes, count: int) -> list[_At]:
             kept = rank.sizes.held_block_bytes * done
         return _holding(moment.phase, kept)
 
+    moments = fsdp_moments(s, range(s.units))
+    found = (moment._replace(phase=holding(moment)) for moment in moments)
+    return _along(found, passes, blocks=s.blocks, unit_blocks=s.unit_blocks)
+
+
+def _whole(rank: _Rank, passes: _Passes, _count: int) -> list[_At]:
+    """One micro-batch with whole parameters."""
+    s = rank.sizes
+    moments = replica_moments(s, range(s.blocks))
+    return _along(moments, passes, blocks=s.blocks, unit_blocks=1)
+
+
+def _along(
+    moments: Iterable[Moment], passes: _Passes, *, blocks: int, unit_blocks: int
+) -> list[_At]:
+    """Moments of one micro-batch, those of a part one after another while that goes on."""
+
+    def of_unit(index: int, *, back: bool) -> tuple[float, float]:
+        first = index * unit_blocks
+        last = min(first + unit_blocks, blocks) - 1
+        return passes.of_blocks(first, last, blocks, back=back)
+
+    units = -(-blocks // unit_blocks)
+
     def window(moment: Moment) -> tuple[float, float]:
-        """From when to when its part of the micro-batch goes on."""
-        first = partial(_window, s, passes, 0)
-        last = partial(_window, s, passes, s.units - 1)
         match moment.part:
             case "first":
-                return passes.forward[0], first(back=False)[0]
+                return passes.forward[0], of_unit(0, back=False)[0]
             case "ends":
-                return last(back=False)[1], last(back=True)[0]
+                return of_unit(units - 1, back=False)[1], of_unit(units - 1, back=True)[0]
             case "last":
-                return first(back=True)[1], passes.backward[1]
+                return of_unit(0, back=True)[1], passes.backward[1]
             case part:
-                return _window(s, passes, moment.unit, back=part == "backward")
+                return of_unit(moment.unit, back=part == "backward")
 
     line: list[_At] = []
-    moments = fsdp_moments(s, range(s.units))
     for _, alike in groupby(moments, key=lambda moment: (moment.part, moment.unit)):
         stretch = list(alike)
-        line += _spread([holding(moment) for moment in stretch], *window(stretch[0]))
+        line += _spread([moment.phase for moment in stretch], *window(stretch[0]))
     return line
-
-
-def _window(s: RankSizes, passes: _Passes, index: int, *, back: bool) -> tuple[float, float]:
-    first = index * s.unit_blocks
-    return passes.of_blocks(first, first + s.blocks_of(index) - 1, s.blocks, back=back)
 
 
 def _holding(phase: Phase, held: int) -> Phase:
@@ -274,52 +289,6 @@ def _earlier(s: RankSizes, *, is_first: bool) -> RankSizes:
 def _earlier_unit(unit: UnitSizes, *, reduces: bool) -> UnitSizes:
     runs = tuple(replace(run, experts_held_bytes=0) for run in unit.runs)
     return replace(unit, runs=runs, reduce_bytes=unit.reduce_bytes if reduces else 0)
-
-
-def _whole(rank: _Rank, passes: _Passes, count: int) -> list[_At]:
-    """One micro-batch with whole parameters: block by block between its moments."""
-    s, phases = rank.sizes, rank.phases[:-1]
-    runs = s.runs(0, s.blocks)
-    places = [left for end, number, _ in runs for left in sorted({end - number + 1, end})]
-    losses = [at for at, phase in enumerate(phases) if phase.name == "loss"]
-    behind = losses[-1] + 1 if losses else len(runs)
-    forward, ends = phases[: len(runs)], phases[len(runs) : behind]
-    backward = list(zip(places, phases[behind : behind + len(places)], strict=True))
-    rest = phases[behind + len(places) :]
-    begin = Phase(name="forward", gradients_bytes=phases[0].gradients_bytes)
-    line = [(passes.forward[0], begin)]
-    way = [(0, begin), *((end, phase) for (end, _, _), phase in zip(runs, forward, strict=True))]
-    for block in range(s.blocks):
-        window = passes.of_blocks(block, block, s.blocks, back=False)
-        line.append((window[0], _between(way, block + 1)))
-    last = line[-1][0] if s.blocks == 0 else window[1]
-    first = passes.backward[1]
-    if s.blocks:
-        first = passes.of_blocks(s.blocks - 1, s.blocks - 1, s.blocks, back=True)[0]
-    line += _spread(ends, last, first)
-    done = first
-    for block in range(s.blocks - 1, -1, -1):
-        window = passes.of_blocks(block, block, s.blocks, back=True)
-        line.append((window[0], _between(backward, block + 1)))
-        done = window[1]
-    return [*line, *_spread(rest, done, passes.backward[1])]
-
-
-def _between(way: Sequence[tuple[int, Phase]], place: int) -> Phase:
-    """The phase at a place between known ones, on the straight line."""
-    before = max((one for one in way if one[0] <= place), key=lambda one: one[0], default=way[0])
-    after = min((one for one in way if one[0] >= place), key=lambda one: one[0], default=way[-1])
-    span = after[0] - before[0]
-    share = (place - before[0]) / span if span > 0 else 0.0
-    parts = {
-        one.name: round(
-            getattr(before[1], one.name)
-            + share * (getattr(after[1], one.name) - getattr(before[1], one.name))
-        )
-        for one in fields(Phase)
-        if one.name != "name"
-    }
-    return Phase(name=after[1].name, **parts)
 
 
 def _pipeline(rank: _Rank, actions: Sequence[tuple[float, float]]) -> list[_At]:
