@@ -4,7 +4,8 @@
 
 Files and lines of each room; folders with the most files; signatures that are given three or more
 of the nouns (model, cluster, training, layout, stage) by hand; `type: ignore`; imports of our own
-modules inside functions; and the modules of ours outside `cli/` that one `estimate` executes.
+modules inside functions; the modules of ours outside `cli/` that one `estimate` executes; and the
+fields of a layout that many modules of `cost/` and `search/` read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ HERE = Path(__file__).resolve().parents[2]
 NOUNS = {"model", "cluster", "training", "layout", "stage"}
 CROWDED = 16
 """A folder of more files than this is shown."""
+
+MOST_READERS = 12
+"""A field of a layout that more modules read is shown."""
 
 ESTIMATE = """\
 import sys
@@ -70,6 +74,33 @@ def lazy_imports(text: str) -> int:
     return len(found)
 
 
+def layout_readers(package: Path) -> Counter[str]:
+    """Modules of `cost/` and `search/` that read each field of what they call a layout."""
+    (layout,) = (
+        node
+        for node in ast.parse((package / "spec/layout.py").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == "Layout"
+    )
+    fields = {
+        node.target.id
+        for node in layout.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    readers = Counter[str]()
+    for path, text in sources(package):
+        if path.parts[0] in ("cost", "search"):
+            readers.update(
+                {
+                    node.attr
+                    for node in ast.walk(ast.parse(text))
+                    if isinstance(node, ast.Attribute)
+                    and node.attr in fields
+                    and ast.unparse(node.value).split(".")[-1] == "layout"
+                }
+            )
+    return readers
+
+
 def executed(root: Path) -> list[str]:
     """Modules of ours outside `cli/` that one `estimate` executes; those of a package's own text
     alone are not counted."""
@@ -108,6 +139,9 @@ def main() -> None:
     print("\nfolders of more than", CROWDED, "modules:", end=" ")
     print(", ".join(f"{f} {n}" for f, n in folders.most_common() if n > CROWDED) or "none")
     print("modules outside cli/ that one estimate executes:", len(executed(root)))
+    print("fields of a layout read in more than", MOST_READERS, "modules of cost/ and search/:")
+    many = layout_readers(root / "fsdpplan").most_common()
+    print("  " + (", ".join(f"{f} {n}" for f, n in many if n > MOST_READERS) or "none"))
 
 
 if __name__ == "__main__":
