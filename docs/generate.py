@@ -67,6 +67,16 @@ PLAIN = re.compile(
 """A command that is the same with a shell and without; what comes behind a pipe is the shell's."""
 
 
+QUIET_SECONDS = 3600.0
+"""What a slow machine was at is no part of an answer."""
+
+RUN = f"""\
+import runpy
+from fsdpplan.cli import working
+working.QUIET_SECONDS = {QUIET_SECONDS}
+runpy.run_module('fsdpplan', run_name='__main__', alter_sys=True)"""
+
+
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run `command` in `folder` by bash, where `fsdpplan` is this checkout's; what are commands of
     its own only run in this process, which has started it already."""
@@ -80,7 +90,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     if all(one is not None and (one["command"] in PLANNING or "--help" in one[0]) for one in plain):
         return _here([one for one in plain if one is not None], folder, same)
     program = tools / "fsdpplan"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m fsdpplan "$@"\n')
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -c "{RUN}" "$@"\n')
     program.chmod(0o755)
     search = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
@@ -97,8 +107,10 @@ def _here(
     commands: list[re.Match[str]], folder: Path, environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Run commands of fsdpplan one after another until one fails, as bash would."""
+    from fsdpplan.cli import working
     from fsdpplan.cli.app import exit_code_of
 
+    working.QUIET_SECONDS = QUIET_SECONDS
     said, told, code = io.StringIO(), io.StringIO(), 0
     before, place = dict(os.environ), Path.cwd()
     try:

@@ -79,7 +79,8 @@ def test_bad_input_as_a_process() -> None:
     result = fsdpplan("recommend", "--params", "70GB", "--gpus", "64")
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr.startswith("fsdpplan: --params")
+    # on a busy machine behind what it was at
+    assert result.stderr.splitlines()[-1].startswith("fsdpplan: --params")
     assert "Traceback" not in result.stderr
 
 
