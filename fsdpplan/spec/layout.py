@@ -43,9 +43,13 @@ _CHOICES = {
 }
 """Named once: a search makes thousands of layouts."""
 
+
+MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Axes of the device mesh, outermost first."""
+
 _NUMBERS = (
-    *("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep"),
-    *("wrap_blocks", "ddp_bucket_bytes", "micro_batch", "num_microbatches"),
+    *MESH_AXES,
+    *("ep", "wrap_blocks", "ddp_bucket_bytes", "micro_batch", "num_microbatches"),
     *("virtual_stages", "loss_chunks"),
 )
 """Whole numbers from 1 on."""
@@ -57,9 +61,6 @@ _choices_of, _numbers_of = attrgetter(*_CHOICES), attrgetter(*_NUMBERS)
 def _are_choices(chosen: tuple[str, ...]) -> bool:
     return all(value in known for value, known in zip(chosen, _CHOICES.values(), strict=True))
 
-
-MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-"""Axes of the device mesh, outermost first."""
 
 SPLIT_BACKWARD_SCHEDULES = frozenset({"interleaved_zero_bubble", "zbv", "dualpipev"})
 """Schedules that split the backward pass into input and weight halves."""
