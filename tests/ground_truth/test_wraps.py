@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 
+from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Experts, Model
 from tests.ground_truth.fsdp_step import (
@@ -138,3 +139,25 @@ def test_what_experts_were_gathered_into_for_recomputation_goes_with_the_next_ga
     peak = predicted_peak_bytes(HEAVY_TURNS, training, layout)
     measured = measured_step(HEAVY_TURNS, training, layout).peak_bytes
     assert peak == pytest.approx(measured, rel=MIXED_TOLERANCE_FRACTION)
+
+
+def test_experts_are_recomputed_beside_what_they_were_gathered_into() -> None:
+    """With many tokens their recomputation is the peak, and lasts longer than the copy-out."""
+    layout = Layout(
+        compile=False,
+        dp_shard=6,
+        tp=4,
+        ep=2,
+        sequence_parallel=True,
+        loss_parallel=True,
+        wrap_blocks=3,
+        micro_batch=16,
+        num_microbatches=3,
+        gradient_sync="last",
+        activation_checkpointing="op",
+        loss_chunks=2,
+    )
+    model = replace(load_model("llama-4-maverick-17b-128e"), layers=4)
+    training = training_for(layout, seq_len=2048)
+    peak = predicted_peak_bytes(model, training, layout)
+    assert peak == pytest.approx(measured_step(model, training, layout).peak_bytes, rel=0.01)

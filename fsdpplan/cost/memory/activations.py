@@ -67,6 +67,9 @@ class BlockActivations:
     reduced_peak_bytes: int
     """The same from their reduction on, what they were gathered into not counted; 0 where they are
     no unit of their own."""
+    remade_peak_bytes: int
+    """Part of the first: most that recomputation needs beyond all that it makes, while routed
+    experts are at work; 0 where it makes none of theirs."""
     inputs_half_peak_bytes: int
     """The same in the half by inputs of a split backward pass, above the level at its start."""
     weight_gradient_bytes: int
@@ -273,6 +276,7 @@ def block_activations(
         )
     peak, reduced_peak = backward_peaks_bytes(steps, weight_gradients=weight_gradients)
     again = tensors.gather_buffer_bytes + remade
+    beyond = _routed_beyond_bytes(model, tensors, mode=mode, kernels=kernels) if recomputes else 0
     return BlockActivations(
         saved_bytes=saved_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels),
         live_bytes=everything + unread - recomputed - remade,
@@ -281,12 +285,9 @@ def block_activations(
             model=model, tensors=tensors, mode=mode, kernels=kernels
         )
         - unread,
-        backward_peak_bytes=max(
-            peak,
-            _routed_beyond_bytes(model, tensors, mode=mode, kernels=kernels) if recomputes else 0,
-        )
-        + again,
+        backward_peak_bytes=max(peak, beyond) + again,
         reduced_peak_bytes=reduced_peak + again if reduced_peak else 0,
+        remade_peak_bytes=beyond + again if beyond else 0,
         inputs_half_peak_bytes=inputs_half_peak_bytes(steps),
         weight_gradient_bytes=left.total if leaves_gradients else 0,
         last_weight_gradient_bytes=0 if model.mlp_bias else left.up or left.down or left.other,
@@ -401,6 +402,7 @@ def mean_activations(
         forward_transient_bytes=max(plain.forward_transient_bytes, wide.forward_transient_bytes),
         backward_peak_bytes=max(plain.backward_peak_bytes, wide.backward_peak_bytes),
         reduced_peak_bytes=max(plain.reduced_peak_bytes, wide.reduced_peak_bytes),
+        remade_peak_bytes=max(plain.remade_peak_bytes, wide.remade_peak_bytes),
         inputs_half_peak_bytes=max(plain.inputs_half_peak_bytes, wide.inputs_half_peak_bytes),
     )
 

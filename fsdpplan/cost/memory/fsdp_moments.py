@@ -241,14 +241,12 @@ def _unit_backward(s: RankSizes, heap: Heap, index: int) -> Iterator[Phase]:
             heap.hold("saved", s.saved_bytes(end - turn))
             heap.hold("remade", block.live_bytes - block.saved_bytes)
             if run.experts_bytes and s.regathers:
+                # recomputation is a forward pass, which has their buffer until it is through
                 heap.hold("buffer", run.experts_buffer_bytes)
+                heap.hold("temporaries", 0 if s.has_lean_units else block.remade_peak_bytes)
                 yield heap.moment("backward")
                 heap.free("buffer")
-            own = 0
-            if block.live_bytes > block.saved_bytes and not s.has_lean_units:
-                # recomputation is a forward pass: their buffer is there until the next gather
-                own = run.experts_buffer_bytes
-            heap.hold("ahead", ahead or own)
+            heap.hold("ahead", ahead)
             heap.hold("temporaries", block.backward_peak_bytes)
             yield heap.moment("backward")
             if block.reduced_peak_bytes:

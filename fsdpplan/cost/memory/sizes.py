@@ -405,6 +405,7 @@ def _mean_activations(kinds: Sequence[tuple[Case, int]]) -> BlockActivations:
                 "forward_transient_bytes",
                 "backward_peak_bytes",
                 "reduced_peak_bytes",
+                "remade_peak_bytes",
                 "inputs_half_peak_bytes",
                 "weight_gradient_bytes",
             )
