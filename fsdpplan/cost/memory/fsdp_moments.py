@@ -105,8 +105,7 @@ def fsdp_moments(s: RankSizes, units: Sequence[int]) -> Iterator[Moment]:
         for phase in phases(s, heap, of_all):
             yield Moment("ends", -1, phase)
     for index in reversed(units):
-        behind = of_all.shard_elements - left[index + 1].shard_elements
-        for phase in _unit_backward(s, heap, index, left[index], reduced=behind):
+        for phase in _unit_backward(s, heap, index, left[index], left[index + 1], of_all):
             yield Moment("backward", index, phase)
     for phase in _last(s, heap):
         yield Moment("last", -1, phase)
@@ -227,10 +226,10 @@ def _head_backward(s: RankSizes, heap: Heap, left: Left) -> Iterator[Phase]:
 
 
 def _unit_backward(
-    s: RankSizes, heap: Heap, index: int, left: Left, *, reduced: int
+    s: RankSizes, heap: Heap, index: int, left: Left, with_own: Left, of_all: Left
 ) -> Iterator[Phase]:
     """Its copy-out, its computation, of each run of blocks the last one and the first, its
-    reduction. `left`: of the units before; `reduced`: elements of the shards of those behind."""
+    reduction. `left`: of the units before, then with its own, and of all."""
     before, unit, head = index * s.unit_blocks, s.unit(index), s.ends.head
     done = s.blocks - before - unit.blocks
     prefetched = s.unit(index - 1).prefetched_bytes if s.regathers and index else 0
@@ -238,13 +237,12 @@ def _unit_backward(
     if not done and not head:
         behind = s.behind_ends_bytes
     beside = behind if s.keeps_reduction_behind and (done or head) else 0
-    reduced += head.shard_elements
+    reduced = of_all.shard_elements - with_own.shard_elements + head.shard_elements
     heap.hold("gradient shards", s.gradient_bytes(reduced))
     heap.hold("gradient of the head", 0 if head else s.head_gradient_bytes)
-    own = unit.leaves
-    earlier_held = left.held_bytes + s.ends.held_bytes - head.held_bytes
-    held = earlier_held + own.held_bytes
-    saved = left.saved_bytes + s.other_micro_batches_bytes + own.saved_bytes
+    held_before = left.held_bytes + s.ends.held_bytes - head.held_bytes
+    held = with_own.held_bytes + s.ends.held_bytes - head.held_bytes
+    saved = with_own.saved_bytes + s.other_micro_batches_bytes
     heap.hold("earlier gradients", held)
     heap.hold("reduced behind", behind)
     heap.hold("kept", left.kept_bytes)
@@ -254,7 +252,7 @@ def _unit_backward(
     heap.hold("stream", s.block.residual_bytes)
     heap.free("ahead")
     if s.regathers:
-        heap.hold("kept of the unit", own.kept_bytes)
+        heap.hold("kept of the unit", with_own.kept_bytes - left.kept_bytes)
         heap.hold("buffer", unit.buffer_bytes)
         yield heap.moment("backward")
         heap.free("kept of the unit", "buffer")
@@ -314,7 +312,7 @@ def _unit_backward(
     yield heap.moment("backward")
     last = 0 if s.has_lean_units else unit.runs[-1].block.last_weight_gradient_bytes
     heap.hold("gradients", last)
-    heap.hold("earlier gradients", earlier_held)
+    heap.hold("earlier gradients", held_before)
     heap.hold("reduced shard", unit.shard_elements * s.reduced_bytes)
     yield heap.moment("backward")
     heap.free("gradients", "reduced", "reduced shard")
