@@ -95,7 +95,7 @@ rehearse-many: $(VENV)/.dev  ## rehearse a hundred recommended plans, and sixty 
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans $(PLANS) --seed $(SEED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.rehearse_many --plans 60 --seed $(SEED) --wraps
 
-links-of-mixtures: $(VENV)/.dev  ## hold 500 recommended mixtures to what their links carry, in half an hour
+links-of-mixtures: $(VENV)/.dev  ## hold 500 recommended mixtures to what their links carry, in a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.links_of_mixtures --plans 500 --seed $(SEED)
 
 package: $(VENV)/.dev  ## build the wheel and the source archive, and try both in clean environments

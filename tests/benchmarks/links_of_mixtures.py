@@ -14,6 +14,8 @@ import random
 import sys
 from collections.abc import Iterator
 
+from fsdpplan.cost.memory.peak import available_bytes
+from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.cost.overlap.exposed import level_seconds
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model, model_names
@@ -21,6 +23,8 @@ from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.defaults import legal_global_batch
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.recommend import recommend
+from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case, Estimate
 from fsdpplan.spec.training import Training
 
@@ -38,12 +42,21 @@ GPUS = (4, 8, 16, 32, 64, 128, 256)
 SEQUENCES = (1024, 2048, 4096, 8192)
 SEQUENCES_A_GPU = (1, 2, 4)
 """Few: what experts exchange and what FSDP gathers then take about as long."""
+STATE_BYTES_A_PARAMETER = 16
+"""In fp32: itself, its gradient and both moments of AdamW."""
 ROUNDING = 1 + 1e-9
 
 
 def mixtures() -> list[str]:
     """Models of the catalogue with experts."""
     return [name for name in model_names() if load_model(name).experts is not None]
+
+
+def holds_state(model: Model, cluster: Cluster, training: Training) -> bool:
+    """Whether all devices together do: elsewhere nothing is recommended, and the search for what
+    comes nearest takes as long as that of two plans."""
+    room = cluster.gpus * available_bytes(cluster=cluster, training=training)
+    return STATE_BYTES_A_PARAMETER * parameter_count(model) <= room
 
 
 def priced(seed: int) -> Iterator[tuple[Case, Estimate]]:
@@ -56,6 +69,8 @@ def priced(seed: int) -> Iterator[tuple[Case, Estimate]]:
         share, pins = chance.choice(SEQUENCES_A_GPU), Pins(offload="none")
         try:
             cluster = load_cluster(profile, gpus=gpus).cluster
+            if not holds_state(model, cluster, draft):
+                continue
             batch = legal_global_batch(
                 model=model, cluster=cluster, training=draft, pins=pins, usual=share * gpus
             )

@@ -61,12 +61,17 @@ class BlockActivations:
     """The block's input, and the gradient of its output."""
     forward_transient_bytes: int
     """Most that forward needs beyond what it has saved by then."""
+    before_experts_bytes: int
+    """What the block has made, saved or not, when its routed experts begin."""
     backward_peak_bytes: int
     """Most that backward reaches above the level at its start, weight gradients included; where
     routed experts are a unit of their own, before they are reduced."""
     reduced_peak_bytes: int
     """The same from their reduction on, what they were gathered into not counted; 0 where they are
     no unit of their own."""
+    remade_peak_bytes: int
+    """Part of the first: most that recomputation needs beyond all that it makes, while routed
+    experts are at work; 0 where it makes none of theirs."""
     inputs_half_peak_bytes: int
     """The same in the half by inputs of a split backward pass, above the level at its start."""
     weight_gradient_bytes: int
@@ -273,6 +278,7 @@ def block_activations(
         )
     peak, reduced_peak = backward_peaks_bytes(steps, weight_gradients=weight_gradients)
     again = tensors.gather_buffer_bytes + remade
+    beyond = _routed_beyond_bytes(model, tensors, mode=mode, kernels=kernels) if recomputes else 0
     return BlockActivations(
         saved_bytes=saved_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels),
         live_bytes=everything + unread - recomputed - remade,
@@ -281,12 +287,12 @@ def block_activations(
             model=model, tensors=tensors, mode=mode, kernels=kernels
         )
         - unread,
-        backward_peak_bytes=max(
-            peak,
-            _routed_beyond_bytes(model, tensors, mode=mode, kernels=kernels) if recomputes else 0,
-        )
-        + again,
+        before_experts_bytes=_before_experts_bytes(
+            model=model, tensors=tensors, mode=mode, kernels=kernels
+        ),
+        backward_peak_bytes=max(peak, beyond) + again,
         reduced_peak_bytes=reduced_peak + again if reduced_peak else 0,
+        remade_peak_bytes=beyond + again if beyond else 0,
         inputs_half_peak_bytes=inputs_half_peak_bytes(steps),
         weight_gradient_bytes=left.total if leaves_gradients else 0,
         last_weight_gradient_bytes=0 if model.mlp_bias else left.up or left.down or left.other,
@@ -352,6 +358,23 @@ def _forward_transient_bytes(
     return in_network
 
 
+def _before_experts_bytes(
+    *, model: Model, tensors: BlockTensors, mode: ActivationCheckpointing, kernels: Kernels
+) -> int:
+    """What is there of a block whose routed experts begin: what it saves but for theirs and for
+    those that every token visits, whose turn is later; and the rows, sent and received."""
+    t, activated = tensors, _activated(model, kernels)
+    if not t.routed.rows_bytes:
+        return 0
+    saved = saved_bytes(model=model, tensors=t, mode=mode, kernels=kernels)
+    if mode in ("none", "attention"):
+        later = activated * t.inner_bytes + t.product_kept_bytes
+        own = t.routed.returned_kept_bytes + (activated + 1) * t.routed.inner_bytes
+        return saved - later - own + t.routed.exchanged_bytes
+    later = t.inner_bytes * int(mode == "op") * int(model.is_gated)
+    return saved - later + _routed_transient_bytes(t) + t.residual_bytes
+
+
 def mask_bytes(case: Case, stage: Stage) -> int:
     """What a pipeline rank holds of masks, from its first forward pass on: one a virtual stage.
 
@@ -399,8 +422,10 @@ def mean_activations(
         saved_bytes=saved,
         live_bytes=saved + max(kind.live_bytes - kind.saved_bytes for kind, _ in kinds),
         forward_transient_bytes=max(plain.forward_transient_bytes, wide.forward_transient_bytes),
+        before_experts_bytes=max(plain.before_experts_bytes, wide.before_experts_bytes),
         backward_peak_bytes=max(plain.backward_peak_bytes, wide.backward_peak_bytes),
         reduced_peak_bytes=max(plain.reduced_peak_bytes, wide.reduced_peak_bytes),
+        remade_peak_bytes=max(plain.remade_peak_bytes, wide.remade_peak_bytes),
         inputs_half_peak_bytes=max(plain.inputs_half_peak_bytes, wide.inputs_half_peak_bytes),
     )
 

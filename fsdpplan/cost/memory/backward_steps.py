@@ -48,6 +48,10 @@ class ExpertsUnit:
     """Their reduce-scatter input."""
     gradient_bytes: int
     """Their unsharded gradients, which it is made of, or which are added to what it is made of."""
+    output_bytes: int
+    """What their reduction returns."""
+    shard_bytes: int
+    """What it adds to the gradient shards for good."""
     held_bytes: int = 0
     """The sum of theirs and of those of earlier micro-batches, where that is reduced."""
 
@@ -182,6 +186,9 @@ def _mixture_steps(
     elif experts:
         made, freed = experts.reduce_bytes, experts.gradient_bytes
         reduction = [step(allocated=made, freed=freed, reduces_experts=True)]
+    if experts:
+        output = experts.output_bytes
+        reduction.append(step(allocated=output, freed=output - experts.shard_bytes))
     return [
         *(_network_steps(model, t, WeightGradients(), kernels) if t.inner_bytes else []),
         step(allocated=rows + returned, freed=2 * returned, let_go=returned),

@@ -7,6 +7,7 @@ for the peak, `peak` takes the highest.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fsdpplan.cost.kernels.head import LossPieces
 from fsdpplan.cost.memory.activations import BlockActivations
@@ -99,6 +100,19 @@ class UnitRun:
     """What stays of one block's experts between forward and backward."""
 
 
+class Left(NamedTuple):
+    """What units leave behind: in forward what they save and keep, in backward their shards."""
+
+    saved_bytes: int
+    """Activations."""
+    kept_bytes: int
+    """Of gathered parameters."""
+    held_bytes: int
+    """Unsharded gradients of earlier micro-batches."""
+    shard_elements: int
+    """Elements of a rank."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSizes:
     """An FSDP unit of blocks, without routed experts that are units of their own."""
@@ -115,12 +129,29 @@ class UnitSizes:
     """Its unsharded gradient in the compute dtype, when its reduction begins."""
     reduce_bytes: int
     """Its reduce-scatter input."""
+    held_bytes: int
+    """Its unsharded gradient kept from earlier micro-batches."""
+    kept_bytes: int
+    """What stays of its parameters between forward and backward."""
     shard_elements: int
 
     @property
     def blocks(self) -> int:
         """How many it has."""
         return self.runs[-1].end
+
+    @property
+    def leaves(self) -> Left:
+        """What there is of it while it is not at work, its routed experts counted."""
+        return Left(
+            saved_bytes=sum(run.number * run.block.saved_bytes for run in self.runs),
+            kept_bytes=self.kept_bytes
+            + sum(run.number * run.experts_kept_bytes for run in self.runs),
+            held_bytes=self.held_bytes
+            + sum(run.number * run.experts_held_bytes for run in self.runs),
+            shard_elements=self.shard_elements
+            + sum(run.number * run.experts_shard_elements for run in self.runs),
+        )
 
     @property
     def last_prefetched_bytes(self) -> int:
@@ -154,9 +185,6 @@ class RankSizes:
     """The same of the head's weight."""
     caches_copies: bool
     """Those of all blocks stay to the end of forward, though backward makes them anew."""
-    kept_block_bytes: int
-    """What stays of a gathered block between forward and backward: all (reshard never), a smaller
-    shard (integer), nothing (always)."""
     regathers: bool
     """Backward gathers the blocks again."""
     reduce_block_bytes: int
@@ -253,13 +281,11 @@ class RankSizes:
         """Unit `index`, in forward order."""
         return self.unit_kinds[self.unit_order[index]]
 
-    def gradient_bytes(self, reduced_blocks: int, *, ends: int = 0) -> int:
-        """Gradient shards when the last micro-batch has reduced so many blocks, and so many
-        elements of other units; or the first one, where that leaves more."""
-        block_elements = self.shard_block_elements
-        elements = self.blocks * block_elements + self.ends.shard_elements
+    def gradient_bytes(self, reduced: int) -> int:
+        """Gradient shards when the last micro-batch has reduced so many elements; or the first one,
+        where that leaves more."""
+        elements = self.blocks * self.shard_block_elements + self.ends.shard_elements
         gained = self.later_gradient_bytes - self.earlier_gradient_bytes
-        reduced = reduced_blocks * block_elements + ends
         last = elements * self.earlier_gradient_bytes + reduced * gained
         return max(last, reduced * self.earlier_gradient_bytes)
 

@@ -137,7 +137,6 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         copies_block_bytes=copies_block_bytes,
         copies_root_bytes=copies_root_bytes,
         caches_copies=training.traits.caches_casts,
-        kept_block_bytes=_kept_bytes(layout, gathered_block_bytes),
         regathers=layout.reshard_after_forward != "never",
         reduce_block_bytes=(largest.padded_elements - apart.padded_elements) * of.reduced,
         reduce_experts_bytes=apart.padded_elements * of.reduced,
@@ -353,6 +352,8 @@ def _unit_sizes(
         prefetched_bytes=gathered if ranks > 1 else 0,
         gradient_bytes=0 if holds_gradients(layout) else elements * of.gathered,
         reduce_bytes=padded * of.reduced,
+        held_bytes=elements * of.reduced if holds_gradients(layout) else 0,
+        kept_bytes=_kept_bytes(layout, gathered),
         shard_elements=padded // ranks,
     )
 
@@ -403,8 +404,10 @@ def _mean_activations(kinds: Sequence[tuple[Case, int]]) -> BlockActivations:
             name: max(getattr(one, name) for one in each)
             for name in (
                 "forward_transient_bytes",
+                "before_experts_bytes",
                 "backward_peak_bytes",
                 "reduced_peak_bytes",
+                "remade_peak_bytes",
                 "inputs_half_peak_bytes",
                 "weight_gradient_bytes",
             )
@@ -488,9 +491,13 @@ def _experts_unit(case: Case) -> ExpertsUnit | None:
     if not apart.elements or layout.pp > 1:
         return None
     of = formats(training=case.training, layout=layout)
+    shards = shard_gradient_bytes(training=case.training, layout=layout)
+    elements = apart.shard_elements(max(1, layout.shard_ranks // layout.ep))
     return ExpertsUnit(
         reduce_bytes=apart.padded_elements * of.reduced,
         gradient_bytes=apart.elements * of.computed,
+        output_bytes=elements * shards.reduced,
+        shard_bytes=elements * max(0, shards.later - shards.earlier),
         held_bytes=apart.elements * of.reduced if holds_gradients(layout) else 0,
     )
 

@@ -288,7 +288,8 @@ def _earlier(s: RankSizes, *, is_first: bool) -> RankSizes:
 
 def _earlier_unit(unit: UnitSizes, *, reduces: bool) -> UnitSizes:
     runs = tuple(replace(run, experts_held_bytes=0) for run in unit.runs)
-    return replace(unit, runs=runs, reduce_bytes=unit.reduce_bytes if reduces else 0)
+    reduced = unit.reduce_bytes if reduces else 0
+    return replace(unit, runs=runs, reduce_bytes=reduced, held_bytes=0)
 
 
 def _pipeline(rank: _Rank, actions: Sequence[tuple[float, float]]) -> list[_At]:

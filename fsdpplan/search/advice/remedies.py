@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from math import inf
 
 from fsdpplan.cost.band import peak_log_error
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
 from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.errors import SpecError
+from fsdpplan.search.bounds.leanest import Leanest
 from fsdpplan.search.defaults import legal_global_batch
 from fsdpplan.search.pins import Pins, default_global_batch, pin_flag
 from fsdpplan.search.question import Question
@@ -42,11 +44,6 @@ class Change:
 def changes(model: Model, asked: Change) -> Iterator[Change]:
     """Other policies on the same GPUs after which the closest layout fits, cheapest first."""
     return (change for change in _policies(asked) if _fits(model, change))
-
-
-def shorter(model: Model, asked: Change) -> Iterator[Change]:
-    """Less of the training, or less room left, after which it fits."""
-    return (change for change in _less_asked(asked) if _fits(model, change))
 
 
 def _fits(model: Model, change: Change) -> bool:
@@ -79,32 +76,24 @@ def _policies(asked: Change) -> Iterator[Change]:
         yield from _sharding_changes(replace(asked, layout=single))
 
 
-def _less_asked(asked: Change) -> Iterator[Change]:
-    """Shorter sequences, then less room."""
-    training, single = asked.training, _single(asked.layout)
+def less_asked(training: Training, cluster: Cluster) -> Iterator[tuple[str, Training]]:
+    """(what to type, the training after it): shorter sequences, then less room: less head-room, and
+    a smaller chance to fit where that is what refuses."""
     seq_len = training.seq_len
     while seq_len > 512:
         seq_len //= 2
-        halved = replace(training, seq_len=seq_len)
-        yield replace(asked, words=f"use --seq-len {seq_len}", training=halved, layout=single)
-    yield from _less_room(replace(asked, layout=single))
-
-
-def _less_room(asked: Change) -> Iterator[Change]:
-    """Less head-room, and a smaller chance to fit where that is what refuses."""
-    training = asked.training
+        yield f"use --seq-len {seq_len}", replace(training, seq_len=seq_len)
     values: dict[str, float] = {}
     if training.headroom_fraction > LEAST_HEADROOM:
         values["headroom_fraction"] = LEAST_HEADROOM
-    if training.fits_fraction > LEAST_CHANCE and peak_log_error(asked.cluster.device):
+    if training.fits_fraction > LEAST_CHANCE and peak_log_error(cluster.device):
         values["fits_fraction"] = LEAST_CHANCE
-    if not values:
-        return
-    flags = " ".join(
-        f"--{name.removesuffix('_fraction')} {100 * value:.0f}%" for name, value in values.items()
-    )
-    words = f"plan with less room: {flags}"
-    yield replace(asked, words=words, training=replace(training, **values))  # type: ignore[arg-type]
+    if values:
+        flags = " ".join(
+            f"--{name.removesuffix('_fraction')} {100 * value:.0f}%"
+            for name, value in values.items()
+        )
+        yield f"plan with less room: {flags}", replace(training, **values)  # type: ignore[arg-type]
 
 
 def _sharding_changes(asked: Change) -> Iterator[Change]:
@@ -133,20 +122,26 @@ def with_gpus(cluster: Cluster, gpus: int) -> Cluster:
 
 
 def recipes(training: Training) -> Iterator[tuple[str, Training]]:
-    """(what to type, the training after it): formats and optimizers that need less memory, those
-    that change least first."""
+    """(what to type, the training after it): formats and optimizers that need less memory, or whose
+    states may be on the host, those that change least first."""
+    fewer: dict[str, dict[str, object]] = {}
     if training.precision == "fp8" and not training.fp8_all_gather:
-        yield "--fp8-all-gather", replace(training, fp8_all_gather=True)
-    if training.optimizer != "adamw":
-        return
-    eight_bit = replace(training, optimizer="adamw_8bit")
-    yield "--optimizer adamw_8bit", eight_bit
+        fewer["use --fp8-all-gather"] = {"fp8_all_gather": True}
+    if training.optimizer == "adamw":
+        fewer["use --optimizer adamw_8bit"] = {"optimizer": "adamw_8bit"}
+    if training.optimizer == "adamw_8bit":  # which has no kernel for the host
+        fewer["use --optimizer adamw"] = {"optimizer": "adamw"}
     if training.param_dtype == "fp32" and training.precision == "bf16":
-        yield "--param-dtype bf16", replace(training, param_dtype="bf16")
-        yield (
-            "--optimizer adamw_8bit --param-dtype bf16",
-            replace(eight_bit, param_dtype="bf16"),
-        )
+        half: dict[str, object] = {"param_dtype": "bf16"}
+        fewer["use --param-dtype bf16"] = half
+        if training.optimizer == "adamw":
+            words = "use --optimizer adamw_8bit --param-dtype bf16"
+            fewer[words] = {"optimizer": "adamw_8bit", **half}
+    for words, values in fewer.items():
+        try:
+            yield words, replace(training, **values)  # type: ignore[arg-type]
+        except SpecError:  # which the runtime does not have
+            continue
 
 
 LEAST_BYTES_A_PARAMETER = 8
@@ -176,15 +171,20 @@ class Asked:
 
 
 def first_fit(asked: Question) -> Layout | None:
-    """Any layout that is legal and fits, as the search itself finds them."""
+    """Any layout that is legal and fits, as the search itself finds them: with the usual settings,
+    or where none does with rare ones."""
     problem = question_problem(
         model=asked.model, cluster=asked.cluster, training=asked.training, pins=asked.pins
     )
     if problem is not None:
         return None
     space = Space(asked)
-    hopeful = (d for d in space.spreads() if space.floors.at_first_sight(d) < inf)
-    return next((layout for d in hopeful for layout in space.layouts(d)), None)
+    for d in space.spreads():
+        if space.floors.at_first_sight(d) == inf:
+            space.rule_out_spread(d)
+        elif found := next(space.layouts(d), None):
+            return found
+    return Leanest(space).fitting()
 
 
 def remedy(asked: Asked, closest: Layout | None) -> str | None:
@@ -194,29 +194,27 @@ def remedy(asked: Asked, closest: Layout | None) -> str | None:
     What costs only time comes first, then what was pinned, then the recipe, then what is asked for,
     and GPUs that nobody has last.
     """
-    on_these = (
-        *((_tried(asked, changes, closest),) if closest else (_batches(asked),)),
+    question = asked.question
+    training, cluster = question.training, question.cluster
+    found = (
+        _policies_that_fit(asked, closest) if closest else _batches(asked),
         _without_pins(asked),
-        _other_recipes(asked),
-        *((_tried(asked, shorter, closest),) if closest else ()),
+        _trained(asked, recipes(training)),
+        _trained(asked, less_asked(training, cluster)) if closest else iter(()),
         _more_gpus(asked),
     )
-    return next((words for found in on_these for words in found), None)
+    return next(chain.from_iterable(found), None)
 
 
-Changes = Callable[[Model, Change], Iterator[Change]]
-
-
-def _tried(asked: Asked, kinds: Changes, closest: Layout) -> Iterator[str]:
-    """Changes on the same GPUs after which a layout was found."""
+def _policies_that_fit(asked: Asked, closest: Layout) -> Iterator[str]:
+    """Other policies on the same GPUs with which a layout was found."""
     question = asked.question
     as_asked = Change(
         words="", cluster=question.cluster, training=question.training, layout=closest
     )
-    for change in kinds(question.model, as_asked):
+    for change in changes(question.model, as_asked):
         pins, dropped = _pins_of(change, question.pins)
-        other = replace(question, training=change.training, pins=pins)
-        if first_fit(other) is not None:
+        if first_fit(replace(question, pins=pins)) is not None:
             yield change.words + (f", without {' '.join(dropped)}" if dropped else "")
 
 
@@ -235,15 +233,14 @@ def _pins_of(change: Change, pins: Pins) -> tuple[Pins, list[str]]:
     return Pins(**{**kept, **typed}), dropped
 
 
-def _other_recipes(asked: Asked) -> Iterator[str]:
-    """Recipes with which a layout was found, under the pins and then without."""
+def _trained(asked: Asked, others: Iterator[tuple[str, Training]]) -> Iterator[str]:
+    """What to type for other trainings with which a layout was found, under the pins and then
+    without."""
     question = asked.question
-    for words, training in recipes(question.training):
+    for words, training in others:
         for pins in dict.fromkeys((question.pins, Pins())):
-            other = replace(question, training=training, pins=pins)
-            if first_fit(other) is not None:
-                dropped = "" if pins == question.pins else _all_flags(question.pins)
-                yield f"use {words}{dropped}"
+            if first_fit(replace(question, training=training, pins=pins)) is not None:
+                yield words + ("" if pins == question.pins else _all_flags(question.pins))
 
 
 def _batches(asked: Asked) -> Iterator[str]:

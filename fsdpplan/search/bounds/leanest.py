@@ -79,19 +79,31 @@ class Leanest:
         found = [self._leaner(layout) for _, layout in starts]
         return sorted(((self._bytes(one), one) for one in found), key=itemgetter(0))
 
-    def _starts(self) -> Iterator[tuple[float, Layout]]:
-        """Of each way to spread the ranks that may be among the leanest, what it needs with the
-        settings that spare most."""
-        space = self.space
-        bounded = [(space.room.least_bytes(start), start) for start in self._spreads()]
+    def fitting(self) -> Layout | None:
+        """A layout that fits, as far as any of those does; what cannot by its bound is not looked
+        at."""
+        available = self.space.asked.available_bytes
+        starts = nsmallest(MOST_DEGREES, self._starts(most=available), key=itemgetter(0))
+        found = (self._leaner(layout) for _, layout in starts)
+        return next((one for one in found if self._bytes(one) <= available), None)
+
+    def _starts(self, *, most: float = inf) -> Iterator[tuple[float, Layout]]:
+        """Of each way to spread the ranks that may be among the leanest, and may need no more than
+        `most`, what it needs with the settings that spare most."""
+        bounded = [(self._bound(start), start) for start in self._spreads()]
         nearest: list[float] = []
         for least, start in sorted(bounded, key=itemgetter(0)):
-            if len(nearest) == MOST_DEGREES and least >= nearest[-1]:
+            if least > most or (len(nearest) == MOST_DEGREES and least >= nearest[-1]):
                 break
             layout = min(self._sparing(start), key=self._bytes)
             if (needed := self._bytes(layout)) < inf:
                 nearest = sorted((*nearest, needed))[:MOST_DEGREES]
                 yield needed, layout
+
+    def _bound(self, start: Layout) -> int:
+        """The least that it may need, whatever its settings."""
+        asked, room = self.space.asked, self.space.room
+        return min(room.least_bytes(one) for one in (start, *_frees(asked, start)))
 
     def _spreads(self) -> Iterator[Layout]:
         """What was missed, with the smallest micro-batch, and with the largest, whose gradients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
 import pytest
@@ -13,6 +14,8 @@ from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.advice.remedies import Asked, remedy
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.layout import Layout
+from tests.search.brute import tight
+from tests.search.nearest import questions
 from tests.search.questions import Question, question
 
 TRAINING_FLAGS = {"seq_len": int, "global_batch": int}
@@ -21,6 +24,8 @@ TRAINING_FLAGS = {"seq_len": int, "global_batch": int}
 def applied(asked: Question, remedy: str) -> Question:
     """The question after typing what the remedy says."""
     told, _, dropped = remedy.partition(", without ")
+    if told.startswith("leave out "):
+        told, dropped = "", told.removeprefix("leave out ")
     pins = asked.pins.given()
     for flag in shlex.split(dropped):
         del pins[flag.removeprefix("--").replace("-", "_")]
@@ -124,3 +129,57 @@ def test_a_model_beyond_all_help_says_so() -> None:
     miss = deep.answer().nearest_miss
     assert miss is not None
     assert advised(deep, miss.layout) is None
+
+
+def levers(asked: Question) -> Iterator[Question]:
+    """The question with one thing changed that needs no other GPUs."""
+    pins, training = asked.pins.given(), asked.training
+    for name in pins:
+        left = {other: value for other, value in pins.items() if other != name}
+        yield replace(asked, pins=Pins(**left))
+    if training.runtime == "fsdp2":
+        others = {"adamw": "adamw_8bit", "adamw_8bit": "adamw"}
+        yield trained(asked, optimizer=others[training.optimizer])
+        yield trained(asked, param_dtype="bf16")
+    yield trained(asked, seq_len=training.seq_len // 2)
+
+
+def least_bytes(asked: Question) -> int | None:
+    """What the leanest layout of all needs; None: none is legal."""
+    miss = tight(asked, 0.5).answer().nearest_miss
+    return None if miss is None else miss.needed_bytes
+
+
+def with_room_for(asked: Question, most_bytes: int) -> Question:
+    """On devices on which so much just fits."""
+    low, high = most_bytes, 2 * most_bytes + 2**30
+    while high - low > 2**20:
+        middle = (low + high) // 2
+        enough = tight(asked, middle / 2**30).asked.available_bytes >= most_bytes
+        low, high = (low, middle) if enough else (middle, high)
+    return tight(asked, high / 2**30)
+
+
+LEVERED = [
+    trained(asked, optimizer=name) if asked.training.runtime == "fsdp2" else asked
+    for asked, name in zip(questions(40, seed=5), ["adamw", "adamw_8bit"] * 20, strict=True)
+    if asked.model.layers == 3
+]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("asked", LEVERED, ids=range(len(LEVERED)))
+def test_no_lever_that_fits_is_left_for_more_gpus(asked: Question) -> None:
+    """On devices that just hold the leanest layout of a lever, whatever rare settings it has."""
+    own = least_bytes(asked)
+    for other in levers(asked):
+        least = least_bytes(other)
+        if least is None or own is None or least >= own - 2**22:
+            continue
+        short = with_room_for(asked, least)
+        found = short.answer()
+        assert found.nearest_miss is not None
+        words = advised(short, found.nearest_miss.layout)
+        assert words is not None
+        assert "--gpus" not in words
+        assert applied(short, words).answer().ranked
