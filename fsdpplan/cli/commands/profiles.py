@@ -42,7 +42,9 @@ Check = Annotated[
 
 Toml = Annotated[
     bool,
-    typer.Option("--toml", help="Print the file of one profile: what a profile of yours begins as."),
+    typer.Option(
+        "--toml", help="Print the file of one profile: what a profile of yours begins as."
+    ),
 ]
 
 
