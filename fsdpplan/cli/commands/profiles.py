@@ -82,9 +82,9 @@ def _file_of_one(found: Sequence[Entry], *, as_json: bool) -> str:
     if as_json:
         raise SpecError("--toml prints a file as it stands: leave out --json")
     if len(found) > 1:
-        names = ", ".join(entry.name for entry in found[:3])
         raise SpecError(
-            f"--toml prints one file, and {len(found)} profiles were found: name one, such as {names}"
+            f"--toml prints one file, and {len(found)} profiles were found: name one, such as "
+            f"{found[0].name}"
         )
     return found[0].text
 
