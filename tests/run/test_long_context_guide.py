@@ -25,7 +25,8 @@ TINY = (
 
 def commands() -> str:
     """The guide's last block, for the tiny model and one process; the jobs run here."""
-    script = re.findall(r"```bash\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[-1]
+    blocks = re.findall(r"```bash\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    script = str(blocks[-1])
     for theirs, ours in (
         ("--model llama-3.1-8b --gpus 64 --hardware dgx-h100", TINY),
         ("--seq-len 8k --global-batch 512", "--seq-len 16 --global-batch 8"),
