@@ -169,6 +169,25 @@ def test_bash_blocks_are_valid_and_their_commands_parse(path: Path) -> None:
                 pytest.fail(f"{page_id(path)}:{block.line}: fsdpplan {words}: {message}")
 
 
+LASTS = ("--checkpoint-dir", "--time", "--spares")
+"""Options of jobs that are no trial."""
+HOW_LONG = ("--steps", "--epochs", "--tokens", "--script")
+
+
+@pytest.mark.parametrize("path", pages_with("bash"), ids=page_id)
+def test_a_job_that_lasts_says_how_long_it_trains(path: Path) -> None:
+    """Where neither the command nor a plan of the page says it, a job tries 20 steps."""
+    planned: set[str] = set()
+    for block in blocks(path, "bash"):
+        for command, *words in filter(None, commands(expand_variables(block.text))):
+            names = {word.partition("=")[0] for word in words}
+            if command == "recommend":
+                planned = names
+            elif command in ("emit-launch", "run") and names.intersection(LASTS):
+                where = f"{page_id(path)}:{block.line}"
+                assert (names | planned).intersection(HOW_LONG), f"{where}: {command} {words}"
+
+
 @cache
 def words_of_the_program() -> tuple[frozenset[str], frozenset[str]]:
     """(commands, flags of all of them)."""

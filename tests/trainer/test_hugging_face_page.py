@@ -65,19 +65,19 @@ def mean_losses(output: str) -> dict[int, float]:
 @pytest.fixture
 def alone(tmp_path: Path) -> dict[int, float]:
     """Losses of the script as it is, on one process."""
-    script = block("python", "AutoModelForCausalLM.from_config(config)")
+    script = block("python", "num_replicas=world")
     (tmp_path / "alone.py").write_text(script)
     return mean_losses(run(tmp_path, sys.executable, "alone.py"))
 
 
 def as_planned(folder: Path) -> str:
     """What the script with two lines more prints under the page's plan."""
-    script = block("python", "AutoModelForCausalLM.from_config(config)")
+    script = block("python", "num_replicas=world")
     planned, added = with_lines(script, block("text", "+model = parallelize"))
     assert added == 2
     (folder / "train.py").write_text(planned)
     run(folder, "bash", "-c", block("bash", "--dp-shard 2 --program hf"))
-    emit, _ = block("bash", "fsdpplan emit-launch").splitlines()
+    emit, _ = block("bash", "sbatch job.sbatch").splitlines()
     run(folder, "bash", "-c", emit)
     return run(folder, "bash", "job.sbatch")
 
@@ -86,8 +86,7 @@ def in_stages(folder: Path) -> str:
     """What the page's script for a pipeline prints."""
     (folder / "stages.py").write_text(block("python", "forward_backward(model, plan"))
     run(folder, "bash", "-c", block("bash", "--pp 2"))
-    emit = "fsdpplan emit-launch pipeline.json --script stages.py > stages.sbatch"
-    run(folder, "bash", "-c", emit)
+    run(folder, "bash", "-c", block("bash", "--script stages.py"))
     return run(folder, "bash", "stages.sbatch")
 
 
@@ -102,3 +101,11 @@ def test_the_script_loses_the_same_as_planned(
     assert mean_losses(output) == pytest.approx(alone, abs=TOLERANCE)
     if planned is as_planned:
         assert {line.split()[1] for line in output.splitlines() if "loss" in line} == {"0", "1"}
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.gloo
+def test_the_pages_function_is_rehearsed(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(block("python", "def build():"))
+    run(tmp_path, "bash", "-c", block("bash", "--dp-shard 2 --program hf"))
+    assert "goes through a step" in run(tmp_path, "bash", "-c", block("bash", "--build"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from fsdpplan.cli.views.profiles import (
 )
 from fsdpplan.cli.views.render import columns
 from fsdpplan.errors import SpecError
-from fsdpplan.files.profiles.search import find_entries
+from fsdpplan.files.profiles.search import Entry, find_entries
 
 # hidden: the list of arguments would show its Python type, so the command's text says what it is
 Words = Annotated[list[str] | None, typer.Argument(metavar="NAME|PATH|WORD", hidden=True)]
@@ -39,9 +40,21 @@ Check = Annotated[
     ),
 ]
 
+Toml = Annotated[
+    bool,
+    typer.Option(
+        "--toml", help="Print the file of one profile: what a profile of yours begins as."
+    ),
+]
+
 
 def profiles(
-    *, words: Words = None, kind: Kind = None, check: Check = False, json: Json = False
+    *,
+    words: Words = None,
+    kind: Kind = None,
+    check: Check = False,
+    toml: Toml = False,
+    json: Json = False,
 ) -> None:
     """Hardware profiles: list or search them, or show one.
 
@@ -51,8 +64,11 @@ def profiles(
     if check:
         _check(words or [], as_json=json)
         return
-    width = columns()
     found = find_entries(words or (), profile_kind(kind))
+    if toml:
+        typer.echo(_file_of_one(found, as_json=json), nl=False)
+        return
+    width = columns()
     if not words or len(found) > 1:
         text = profiles_json(found) if json else profiles_table(found, width=width)
     elif json:
@@ -60,6 +76,17 @@ def profiles(
     else:
         text = profile_page(found[0], width=width)
     typer.echo(text)
+
+
+def _file_of_one(found: Sequence[Entry], *, as_json: bool) -> str:
+    if as_json:
+        raise SpecError("--toml prints a file as it stands: leave out --json")
+    if len(found) > 1:
+        raise SpecError(
+            f"--toml prints one file, and {len(found)} profiles were found: name one, such as "
+            f"{found[0].name}"
+        )
+    return found[0].text
 
 
 def _check(words: list[str], *, as_json: bool) -> None:

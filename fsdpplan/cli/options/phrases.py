@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fsdpplan.errors import SpecError
-from fsdpplan.search.advice.words import SCHEDULES
+from fsdpplan.search.advice.words import ATTENTION_OVER_CP, SCHEDULES
 from fsdpplan.spec.layout import MESH_AXES
 
 Field = tuple[str, Any]
@@ -24,6 +24,7 @@ _ALL_ONE = tuple((axis, 1) for axis in MESH_AXES)
 _BYTES = {"mib": 2**20, "gib": 2**30}
 _SCHEDULE = "|".join(re.escape(words) for words in SCHEDULES.values())
 _NAMES = {words.lower(): name for name, words in SCHEDULES.items()}
+_NAMES_OVER_CP = {words.lower(): name for name, words in ATTENTION_OVER_CP.items()}
 
 
 def _bucket(number: str, unit: str) -> int:
@@ -101,6 +102,10 @@ _PHRASES: tuple[tuple[str, Callable[..., tuple[Field, ...]]], ...] = (
     (r"\ba split optimizer\b", lambda: (("sharding", "zero1"),)),
     (r"\bsplit gradients\b", lambda: (("sharding", "zero2"),)),
     (r"\bsequence parallel\b", lambda: (("tp", None),)),
+    (
+        rf"\b({'|'.join(ATTENTION_OVER_CP.values())})\b",
+        lambda words: (("cp_attention", _NAMES_OVER_CP[words.lower()]),),
+    ),
     (
         r"(?:\b(?:checkpointing|recomputation|recompute) )?\b(attention|op|full) in the first "
         r"(\d+) blocks?(?: of each stage)?",

@@ -28,6 +28,8 @@ class Entry:
     name: str
     description: str
     profile: Profile
+    text: str
+    """Its file."""
 
     @property
     def kind(self) -> ProfileKind:
@@ -50,11 +52,13 @@ def kind_of(profile: Profile) -> ProfileKind:
 
 def read_entry(name_or_path: str) -> Entry:
     """The profile of that name or path with its description."""
-    document = parse_toml(profile_text(name_or_path), where=short(name_or_path))
+    text = profile_text(name_or_path)
+    document = parse_toml(text, where=short(name_or_path))
     return Entry(
         name=document.text("name"),
         description=document.text("description"),
         profile=load_profile(name_or_path),
+        text=text,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import floor
 
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import DDP_BUCKET_BYTES, MESH_AXES, Layout
+from fsdpplan.spec.layout import DDP_BUCKET_BYTES, MESH_AXES, CpAttention, Layout
 from fsdpplan.units import format_gib
 
 _WHOLE = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
@@ -21,6 +21,12 @@ SCHEDULES = {
     "dualpipev": "DualPipeV",
 }
 """Pipeline schedules as people write them."""
+
+ATTENTION_OVER_CP: dict[CpAttention, str] = {
+    "ulysses": "Ulysses attention",
+    "ring": "ring attention",
+}
+"""How attention goes over the parts of a sequence."""
 
 POLICIES = {
     "sharding": "sharding",
@@ -170,6 +176,8 @@ def policy(layout: Layout) -> str:
         parts.append(f"schedule {layout.schedule}{stages}")
     if layout.sequence_parallel:
         parts.append("sequence parallel" + (", async TP" if layout.async_tp else ""))
+    if layout.cp > 1:
+        parts.append(ATTENTION_OVER_CP[layout.cp_attention])
     parts.append(f"checkpointing {layout.recomputation}")
     if layout.offload != "none":
         parts.append("state and optimizer on the host")

@@ -198,3 +198,23 @@ def test_search_results_fit_the_screen(
         out = show(capsys, "profiles", *words)
         assert max(map(len, out.splitlines())) <= columns
         assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("name", ["h100-sxm-80g", "dgx-h100"])
+def test_the_file_of_a_profile_is_where_ones_own_begins(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(show(capsys, "profiles", name, "--toml"), encoding="utf-8")
+    theirs = json.loads(show(capsys, "profiles", name, "--json"))
+    assert json.loads(show(capsys, "profiles", str(mine), "--json")) == theirs
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["h200"], "name one, such as"), (["dgx-h100", "--json"], "--json")]
+)
+def test_a_file_is_of_one_profile(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of(["profiles", *words, "--toml"]) == 2
+    assert said in "".join(capsys.readouterr())

@@ -585,6 +585,7 @@ ELSEWHERE = {
     "--check": "cli/commands/test_calibrate.py",
     "--tolerance": "cli/commands/test_calibrate.py",
     "--kind": "cli/commands/test_profiles.py",
+    "--toml": "cli/commands/test_profiles.py",
     "--allow-sockets": "cli/commands/test_run.py",
     "--attach": "cli/commands/test_run_again.py",
     "--resume": "cli/commands/test_run_again.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from fsdpplan.search.advice.words import degrees, describe, differences, name
+from fsdpplan.search.advice.words import degrees, describe, differences, name, policy
 from tests.cost.problems import Case, case, cases
 
 TP = {"sequence_parallel": True, "loss_parallel": True}
@@ -99,6 +99,13 @@ def test_differences_are_policies_in_words() -> None:
     ).layout
     assert differences(other, one) == ["bucket 100 MiB", "micro-batch 2", "compile off"]
     assert differences(one, one) == []
+
+
+@pytest.mark.parametrize(("kind", "words"), [("ring", "ring"), ("ulysses", "Ulysses")])
+def test_attention_over_parts_of_a_sequence_is_named(kind: str, words: str) -> None:
+    shared = case(dp_shard=4, cp=2, cp_attention=kind).layout
+    assert f", {words} attention," in policy(shared)
+    assert "attention," not in policy(case(dp_shard=8, cp_attention=kind).layout)
 
 
 def test_processes_are_not_gpus() -> None:
