@@ -228,7 +228,7 @@ def _require_end(measured: Measured, metrics: Path) -> None:
     if measured.measured_steps < LEAST_STEPS:
         raise SpecError(
             f"the run of {metrics} has {measured.measured_steps} steps to measure, and "
-            f"{LEAST_STEPS} are the least: train longer, such as --steps 20"
+            f"{LEAST_STEPS} are the least: train longer, such as 20 steps"
         )
 
 
