@@ -305,7 +305,9 @@ def test_the_page_on_the_jobs_script_leaves_no_line_out(tmp_path: Path) -> None:
 
 def test_the_guide_to_fitting_types_what_make_does() -> None:
     makefile = text_of(ROOT / "Makefile")
-    recipes = [re.search(rf"^{name}: .*\n((?:\t.*\n)+)", makefile, re.M) for name in ("fit", "docs")]
+    recipes = [
+        re.search(rf"^{name}: .*\n((?:\t.*\n)+)", makefile, re.M) for name in ("fit", "docs")
+    ]
     made = "".join(recipe[1] for recipe in recipes if recipe).replace("\t$(BIN)/", "")
     typed = next(
         block.text

@@ -279,7 +279,7 @@ def _profiled(value: float | None, flag: str) -> float:
     if value is None:
         raise SpecError(
             f"{flag} asks for what the profiler sees, and the run has profiled no step that shows "
-            "it: run it with --profile 20:3, or leave it out"
+            "it: run it with --profile 10:3, or leave it out"
         )
     return value
 
