@@ -322,6 +322,20 @@ def test_the_page_on_the_jobs_script_leaves_no_line_out(tmp_path: Path) -> None:
     assert list(filter(None, shown.split("\n"))) == list(filter(None, script.split("\n")))
 
 
+def test_the_guide_to_fitting_types_what_make_does() -> None:
+    makefile = text_of(ROOT / "Makefile")
+    recipes = [
+        re.search(rf"^{name}: .*\n((?:\t.*\n)+)", makefile, re.M) for name in ("fit", "docs")
+    ]
+    made = "".join(recipe[1] for recipe in recipes if recipe).replace("\t$(BIN)/", "")
+    typed = next(
+        block.text
+        for block in blocks(ROOT / "docs" / "guides" / "refit.md", "bash")
+        if "validate.fit.kernels" in block.text
+    )
+    assert [line.partition("#")[0].strip() for line in typed.splitlines()] == made.splitlines()
+
+
 @pytest.mark.parametrize(
     "path",
     [path for path in PAGES if re.search(r"^<!-- (output|fields): ", text_of(path), re.M)]

@@ -418,7 +418,7 @@ class Trainer:
                 "--tokenizer too"
             )
         if self.profile_stacks and self.profile is None:
-            raise SpecError("profile_stacks needs steps to look at: give --profile 20:3 too")
+            raise SpecError("profile_stacks needs steps to look at: give --profile 10:3 too")
         if self.chat_template is not None and not self.sft:
             raise SpecError("chat_template is for chats: give --sft too")
         for name in ("eval_every", "eval_tokens"):
@@ -478,9 +478,9 @@ class Trainer:
         if not _WINDOW.fullmatch(text):
             raise SpecError(f"{name} {text!r} must be START:STEPS, such as 10:3 for steps 10 to 12")
         first, steps = map(int, text.split(":"))
-        if self.steps is not None and first > self.steps:
+        if self.steps is not None and first + steps - 1 > self.steps:
             raise SpecError(
-                f"{name} {text} begins after the last step, {self.steps}: begin "
+                f"{name} {text} ends after the last step, {self.steps}: begin "
                 "earlier, or train more --steps"
             )
         return first, steps

@@ -78,7 +78,7 @@ def _content(path: Path, where: str) -> bytes:
     if len(found) > LIMIT_BYTES:
         raise SpecError(
             f"{where} is larger than {format_gb(LIMIT_BYTES)} when it is unpacked: give one of "
-            "fewer steps, as fsdpplan run --profile 20:3 leaves it"
+            "fewer steps, as fsdpplan run --profile 10:3 leaves it"
         )
     return found
 

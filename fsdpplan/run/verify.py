@@ -228,7 +228,7 @@ def _require_end(measured: Measured, metrics: Path) -> None:
     if measured.measured_steps < LEAST_STEPS:
         raise SpecError(
             f"the run of {metrics} has {measured.measured_steps} steps to measure, and "
-            f"{LEAST_STEPS} are the least: train longer, such as --steps 20"
+            f"{LEAST_STEPS} are the least: train longer, such as 20 steps"
         )
 
 
@@ -279,7 +279,7 @@ def _profiled(value: float | None, flag: str) -> float:
     if value is None:
         raise SpecError(
             f"{flag} asks for what the profiler sees, and the run has profiled no step that shows "
-            "it: run it with --profile 20:3, or leave it out"
+            "it: run it with --profile 10:3, or leave it out"
         )
     return value
 

@@ -192,8 +192,10 @@ class Options:
         does."""
         for name in ("profile", "memory_snapshot"):
             window = getattr(self, name)
-            if window is not None and window[0] > self.steps:
-                return f"--{name.replace('_', '-')} begins after the last step, {self.steps}"
+            if (
+                window is not None and sum(window) - 1 > self.steps
+            ):  # what has no end is not written
+                return f"--{name.replace('_', '-')} ends after the last step, {self.steps}"
         return contradiction(
             kind=self.lr_schedule,
             steps=self.steps,

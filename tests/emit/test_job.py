@@ -78,6 +78,8 @@ def test_an_impossible_job_is_refused_in_words(values: dict[str, Any], says: str
         ({"learning_rate": float("nan")}, "finite"),
         ({"tokenizer": "tokenizer.json"}, "give --data"),
         ({"profile": "8:2", "steps": 7}, "after the last step, 7"),
+        ({"profile": "6:3", "steps": 7}, "ends after the last step, 7"),
+        ({"memory_snapshot": "20:2", "steps": 20}, "ends after the last step, 20"),
         ({"clip_norm": -1.0}, "above 0"),
         ({"seed": -1}, "at least 0"),
     ],

@@ -98,7 +98,7 @@ def test_a_trial_on_made_up_tokens_keeps_its_steps() -> None:
 def test_options_are_held_to_the_steps_of_the_plan() -> None:
     wsd = Trainer(lr_schedule="wsd", warmup_steps=100, decay_steps=50, profile="300:3")
     emit_script(with_steps(TINY, 400), Job(program=wsd))
-    with pytest.raises(SpecError, match="begins after the last step, 20"):
+    with pytest.raises(SpecError, match="ends after the last step, 20"):
         emit_script(TINY, Job(program=replace(wsd, warmup_steps=1, decay_steps=1)))
     with pytest.raises(SpecError, match="are more than the 120 steps"):
         emit_script(with_steps(TINY, 120), Job(program=replace(wsd, profile=None)))

@@ -206,7 +206,7 @@ def test_a_run_without_a_profile_is_not_held_to_what_one_says(tmp_path: Path) ->
     a_run(tmp_path, metrics=profiled(("dp_shard", 0.06, None), idle=None))
     run = finished_run(None, plan_file=None, folder=tmp_path)
     for limits in (Limits(min_overlap_fraction=0.5), Limits(max_idle_seconds=1.0)):
-        with pytest.raises(SpecError, match="--profile 20:3"):
+        with pytest.raises(SpecError, match="--profile 10:3"):
             gates(run, limits)
 
 

@@ -86,7 +86,7 @@ def test_overlap_and_waits_stand_beside_their_prediction_and_have_limits(
     assert "waits for dp_shard" in out
     # this run's profile does not say how long nothing ran
     assert exit_code_of(words("verify --max-idle 100ms")) == 2
-    assert "--profile 20:3" in capsys.readouterr().err
+    assert "--profile 10:3" in capsys.readouterr().err
     with open("fsdpplan-runs/1/metrics.jsonl", "a") as metrics:
         event = {"event": "profiled", "idle_seconds": 0.12, "step_seconds": 0.25}
         metrics.write(json.dumps(event) + "\n")

@@ -65,6 +65,7 @@ def test_a_run_leaves_a_timeline_of_the_steps_that_were_asked_for(tmp_path: Path
     ("words", "why"),
     [
         (["--memory-snapshot", "30:1"], "after the last step"),
+        (["--profile", "20:2"], "ends after the last step, 20"),
         (["--memory-snapshot", "4:3", "--profile", "6:1"], "steps of their own"),
         (["--on-spike", "rollback", "--checkpoint-dir", "x"], "--checkpoint-every"),
     ],
