@@ -28,6 +28,7 @@ from fsdpplan.spec.shown import Row, as_html, as_text
 from fsdpplan.units import (
     format_gb,
     format_gib,
+    format_gpu_hours,
     format_kwh,
     format_money,
     format_percent,
@@ -346,7 +347,7 @@ class Bill(Shown, bills.Bill):
         """A row of each that was asked."""
         rows: list[Row] = [("", "expected", "lower", "upper")]
         rows.append(("time", *_banded(self.seconds, format_seconds)))
-        rows.append(("GPU hours", *_banded(self.gpu_hours, _hours)))
+        rows.append(("GPU hours", *_banded(self.gpu_hours, format_gpu_hours)))
         if self.cost is not None:
             rows.append(("cost", *_banded(self.cost, format_money)))
         if self.energy_kwh is not None:
@@ -364,11 +365,6 @@ def _banded(value: Interval, words: Callable[..., str]) -> tuple[str, ...]:
     """All in one unit."""
     each = (value.expected, value.lower, value.upper)
     return tuple(words(number, beside=value.expected) for number in each)
-
-
-def _hours(hours: float, *, beside: float) -> str:
-    del beside
-    return f"{hours:,.0f}"
 
 
 def _kilograms(kilograms: float, *, beside: float) -> str:

@@ -249,6 +249,11 @@ def format_money(dollars: float, *, beside: float | None = None) -> str:
     return f"${dollars:,.0f}" if unit_of >= 99.5 else f"${dollars:,.2f}"
 
 
+def format_gpu_hours(hours: float, *, beside: float | None = None) -> str:
+    """Whole ones; where that one, or the one that it is read with, is below ten, two digits."""
+    return f"{hours:,.0f}" if (hours if beside is None else beside) >= 10 else f"{hours:.2g}"
+
+
 def format_kwh(kwh: float, *, beside: float | None = None) -> str:
     """An energy: `412 kWh`, `1.27 GWh`; in the unit of `beside` where it is read with that one."""
     unit_of = kwh if beside is None else beside

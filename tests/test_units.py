@@ -17,6 +17,7 @@ from fsdpplan.units import (
     format_count,
     format_gb,
     format_gib,
+    format_gpu_hours,
     format_kwh,
     format_money,
     format_percent,
@@ -234,3 +235,13 @@ def test_money_and_energy_print_in_one_unit_with_their_bands() -> None:
     assert format_kwh(412) == "412 kWh"
     assert format_kwh(11_800) == "11.8 MWh"
     assert format_kwh(9_600, beside=1_180_000) == "0.0096 GWh"
+
+
+def test_few_gpu_hours_are_not_none() -> None:
+    assert [format_gpu_hours(hours) for hours in (12_345.6, 10, 9.87, 0.107)] == [
+        "12,346",
+        "10",
+        "9.9",
+        "0.11",
+    ]
+    assert format_gpu_hours(9.2, beside=11) == "9"

@@ -31,6 +31,7 @@ from fsdpplan.units import (
     BILLION,
     format_count,
     format_gib,
+    format_gpu_hours,
     format_money,
     format_percent,
     format_seconds,
@@ -101,7 +102,7 @@ def _table(entries: Sequence[Entry], width: int) -> str:
                 *(format_seconds(one.seconds_for(number)) for one in found),
             )
         )
-        rows.append(("GPU hours", *(f"{one.gpu_hours_for(number):,.0f}" for one in found)))
+        rows.append(("GPU hours", *(format_gpu_hours(one.gpu_hours_for(number)) for one in found)))
         costs = [one.cost_for(number) for one in found]
         if any(cost is not None for cost in costs):
             rows.append(("cost", *("" if one is None else format_money(one) for one in costs)))

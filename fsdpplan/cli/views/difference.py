@@ -35,6 +35,7 @@ from fsdpplan.units import (
     format_bandwidth,
     format_count,
     format_gib,
+    format_gpu_hours,
     format_money,
     format_percent,
     format_seconds,
@@ -228,7 +229,7 @@ def _totals(before: Priced, after: Priced) -> list[tuple[str, str, str, str]]:
         rows.append(_seconds(f"{format_count(tokens)} tokens", *times))
         hours = before.gpu_hours_for(tokens), after.gpu_hours_for(tokens)
         rows.append(
-            _row("GPU hours", *(f"{hour:,.0f}" for hour in hours), f"{hours[1] - hours[0]:+,.0f}")
+            _row("GPU hours", *map(format_gpu_hours, hours), f"{hours[1] - hours[0]:+,.0f}")
         )
         rows += _money(before.cost_for(tokens), after.cost_for(tokens))
     return rows

@@ -19,6 +19,7 @@ from fsdpplan.units import (
     format_count,
     format_gib,
     format_kwh,
+    format_gpu_hours,
     format_money,
     format_percent,
     format_seconds,
@@ -31,7 +32,7 @@ def bill_lines(found: Bill | None, goal: Goal, terms: Terms) -> list[tuple[str, 
     """What the whole training takes, a line each; what was not asked has none."""
     if found is None:
         return []
-    hours = f"{found.gpu_hours.expected:,.0f} on {_gpus(found.gpus)}"
+    hours = f"{format_gpu_hours(found.gpu_hours.expected)} on {_gpus(found.gpus)}"
     pairs = [("GPU hours", hours)]
     if found.cost is not None:
         assert terms.price is not None
@@ -180,7 +181,7 @@ COLUMNS: dict[str, Callable[[Tried], str]] = {
     ),
     "time": _span,
     "80 % band": _band,
-    "GPU hours": _of_bill(lambda found: f"{found.gpu_hours.expected:,.0f}"),
+    "GPU hours": _of_bill(lambda found: format_gpu_hours(found.gpu_hours.expected)),
     "cost": _of_bill(lambda found: format_money(found.cost.expected) if found.cost else ""),
     "energy": _of_bill(
         lambda found: format_kwh(found.energy_kwh.expected) if found.energy_kwh else ""
