@@ -18,8 +18,8 @@ from fsdpplan.spec.plan import Interval, Terms
 from fsdpplan.units import (
     format_count,
     format_gib,
-    format_kwh,
     format_gpu_hours,
+    format_kwh,
     format_money,
     format_percent,
     format_seconds,
