@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from fsdpplan.trainer.parallel.distributed import leave
 
 BLOCKS, WIDTH, TOKENS = 4, 64, 32
-SLEEP_SECONDS = 0.15
+SLEEP_SECONDS = 0.4
 """Far above what anything here takes, on a busy machine too."""
 
 
