@@ -63,6 +63,10 @@ MOST_DEGREES = 16
 """Ways to spread the ranks whose settings are tried one after another: those that need least with
 the settings that spare most. `make nearest` holds what is found against brute force."""
 
+FITTING_DEGREES = 4
+"""The same where all that is asked is whether any fits, of many questions in turn: of 405B on 48 to
+112 GPUs sixteen say the same and take 5 to 30 times as long."""
+
 
 @dataclass(slots=True)
 class Leanest:
@@ -80,10 +84,10 @@ class Leanest:
         return sorted(((self._bytes(one), one) for one in found), key=itemgetter(0))
 
     def fitting(self) -> Layout | None:
-        """A layout that fits, as far as any of those does; what cannot by its bound is not looked
-        at."""
+        """A layout that fits, as far as any of the leanest ways to spread the ranks does; what
+        cannot by its bound is not looked at."""
         available = self.space.asked.available_bytes
-        starts = nsmallest(MOST_DEGREES, self._starts(most=available), key=itemgetter(0))
+        starts = nsmallest(FITTING_DEGREES, self._starts(most=available), key=itemgetter(0))
         found = (self._leaner(layout) for _, layout in starts)
         return next((one for one in found if self._bytes(one) <= available), None)
 
