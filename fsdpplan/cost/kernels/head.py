@@ -135,6 +135,15 @@ class LossPieces:
     cast_gradient: int
     """That sum in the reduce dtype, where it is cast before it is added to earlier ones."""
 
+    @property
+    def moments(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(bytes of the weight's gradients, bytes of logits) as a piece's loss is made, and as its
+        gradient of the weight is."""
+        return (
+            (self.weight_gradient, self.logits),
+            (self.weight_gradient + self.product, self.logits_gradient),
+        )
+
 
 def piece_tokens(*, training: Training, layout: Layout) -> int:
     """Tokens of the largest piece."""

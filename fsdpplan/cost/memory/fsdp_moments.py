@@ -161,7 +161,6 @@ def _loss(s: RankSizes, heap: Heap, left: Left) -> Iterator[Phase]:
     head, last = s.ends.head, s.unit(s.units - 1)
     of_last = last.runs[-1].experts_buffer_bytes or last.buffer_bytes
     buffer = head.buffer_bytes if head else of_last
-    logits = s.element_bytes * s.logits_elements
     heap.hold("head", head.gathered_bytes)
     heap.hold("casts of the head", s.copies_root_bytes)
     heap.hold("buffer", buffer)
@@ -172,16 +171,14 @@ def _loss(s: RankSizes, heap: Heap, left: Left) -> Iterator[Phase]:
         yield heap.moment("forward")
         heap.free("buffer behind")
     if s.pieces is not None:
-        made = s.pieces.weight_gradient
         heap.free("buffer")
         heap.hold("beside the logits", beside + s.pieces.hidden)
-        heap.hold("gradients", made)
-        heap.hold("logits", s.pieces.logits)
-        yield heap.moment("loss")
-        heap.hold("gradients", made + s.pieces.product)
-        heap.hold("logits", s.pieces.logits_gradient)
-        yield heap.moment("loss")
+        for gradients, logits in s.pieces.moments:
+            heap.hold("gradients", gradients)
+            heap.hold("logits", logits)
+            yield heap.moment("loss")
     else:
+        logits = s.element_bytes * s.logits_elements
         heap.hold("logits", logits + s.logits_gather_bytes)
         yield heap.moment("forward")
         heap.free("buffer")

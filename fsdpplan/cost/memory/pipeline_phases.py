@@ -211,11 +211,8 @@ def _loss_phases(s: RankSizes) -> list[Phase]:
     sizes = [(0, 0, (s.loss_element_bytes + s.element_bytes) * s.logits_elements)]
     if s.pieces is not None:
         made, hidden = s.pieces.weight_gradient, s.pieces.hidden
-        sizes = [
-            (hidden, made, s.pieces.logits),
-            (hidden, made + s.pieces.product, s.pieces.logits_gradient),
-            (hidden, made + s.pieces.cast_gradient, 0),
-        ]
+        sizes = [(hidden, *moment) for moment in s.pieces.moments]
+        sizes.append((hidden, made + s.pieces.cast_gradient, 0))
     are_first = not any(moment.graded or moment.inputs for moment in s.moments.loss)
     later = s.moments.after if are_first and s.pieces is None else ()
     return [

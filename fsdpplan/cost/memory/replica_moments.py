@@ -79,14 +79,11 @@ def _head(s: RankSizes, heap: Heap) -> Iterator[Phase]:
     heap.hold("saved", saved + s.last_residual_bytes)
     heap.hold("beside the logits", s.last_normed_bytes)
     if s.pieces is not None:
-        made = s.pieces.weight_gradient
         heap.hold("beside the logits", s.last_normed_bytes + s.pieces.hidden)
-        heap.hold("gradients", made)
-        heap.hold("logits", s.pieces.logits)
-        yield heap.moment("loss")
-        heap.hold("gradients", made + s.pieces.product)
-        heap.hold("logits", s.pieces.logits_gradient)
-        yield heap.moment("loss")
+        for gradients, logits in s.pieces.moments:
+            heap.hold("gradients", gradients)
+            heap.hold("logits", logits)
+            yield heap.moment("loss")
     else:
         made = s.head_gradient_made_bytes
         heap.hold("logits", s.loss_element_bytes * s.logits_elements)
