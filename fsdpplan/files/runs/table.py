@@ -334,3 +334,15 @@ def bundled_runs(checkout: Path | None = None) -> Path:
             "`fsdpplan validate RUNS.csv` with runs of your own (docs/reference/runs.md)"
         )
     return path
+
+
+KNOWN_TABLES = ("train_runs.csv", "train_runs_outside.csv", "train_runs_own.csv")
+"""Published runs, those that arrived after the model had taken its form, and those of the program's
+own trainer: all that constants may be fitted to. The sources in `held_back.toml` are in none."""
+
+
+def known_runs(checkout: Path | None = None) -> tuple[MeasuredRun, ...]:
+    """The rows of all tables that constants may be fitted to, numbered through."""
+    folder = bundled_runs(checkout).parent
+    rows = [run for name in KNOWN_TABLES for run in read_runs(folder / name)]
+    return tuple(replace(run, row=number) for number, run in enumerate(rows))
