@@ -15,7 +15,6 @@ from fsdpplan.validate.check.conditions import (
     RATE,
     SECONDS,
     UNITS,
-    Kind,
     Quantity,
     check,
 )
@@ -46,94 +45,33 @@ Both = tuple[str, str]
 
 
 @st.composite
-def atoms(draw: Any, kind: Kind) -> Both:
-    names = [name for name, one in NAMES.items() if one.kind == kind and one.value is not None]
-    if draw(st.booleans()):
-        name = draw(st.sampled_from(names))
-        return name, f"values[{name!r}]"
-    quarters = draw(st.integers(0, 400))
+def comparisons(draw: Any) -> Both:
+    name = draw(st.sampled_from([name for name, one in NAMES.items() if one.value is not None]))
+    kind = NAMES[name].kind
+    equal = st.sampled_from(["==", "!="])
+    if kind == "truth":
+        sign, word = draw(equal), draw(st.sampled_from(["true", "false"]))
+        return f"{name} {sign} {word}", f"values[{name!r}] {sign} {word.title()}"
+    if kind == "text":
+        sign, word = draw(equal), draw(st.sampled_from(["1f1b", "gpipe"]))
+        typed = draw(st.sampled_from([word, repr(word)]))
+        return f"{name} {sign} {typed}", f"values[{name!r}] {sign} {word!r}"
+    quarters = draw(st.integers(-4, 400))
     whole = not quarters % 4 and draw(st.booleans())
     number = str(quarters // 4) if whole else repr(quarters / 4)
     unit, scale = draw(st.sampled_from(sorted(PYTHON_UNITS[kind].items())))
-    return (
-        f"{number}{draw(st.sampled_from(['', ' '])) if unit else ''}{unit}",
-        f"({number}*{scale})",
-    )
-
-
-def joined(signs: list[str], parts: list[Both]) -> Both:
-    """The parts with the signs between them, in both languages with the same precedence."""
-    (ours, python), *rest = parts
-    for sign, (one, other) in zip(signs, rest, strict=True):
-        ours, python = f"{ours} {sign} {one}", f"{python} {sign} {other}"
-    return ours, python
-
-
-@st.composite
-def factors(draw: Any, kind: Kind, depth: int) -> Both:
-    form = draw(st.sampled_from(("atom", "minus", "parens"))) if depth else "atom"
-    if form == "atom":
-        return draw(atoms(kind))  # type: ignore[no-any-return]
-    if form == "minus":
-        ours, python = draw(factors(kind, depth - 1))
-        return f"-{ours}", f"-{python}"
-    ours, python = draw(sums(kind, depth - 1))
-    return f"({ours})", f"({python})"
-
-
-@st.composite
-def products(draw: Any, kind: Kind, depth: int) -> Both:
-    others = [draw(factors(NUMBER, depth)) for _ in range(draw(st.integers(0, 2)))]
-    signs = [draw(st.sampled_from("*/")) for _ in others]
-    return joined(signs, [draw(factors(kind, depth)), *others])
-
-
-@st.composite
-def sums(draw: Any, kind: Kind, depth: int) -> Both:
-    parts = [draw(products(kind, depth)) for _ in range(draw(st.integers(1, 3)))]
-    return joined([draw(st.sampled_from("+-")) for _ in parts[1:]], parts)
-
-
-@st.composite
-def comparisons(draw: Any, depth: int) -> Both:
-    form = draw(st.sampled_from(("compare", "compare", "name", "text", "parens")))
-    if form == "name":
-        name = draw(st.sampled_from(["runnable", "compile"]))
-        return name, f"values[{name!r}]"
-    if form == "text":
-        word, sign = draw(st.sampled_from(["1f1b", "gpipe"])), draw(st.sampled_from(["==", "!="]))
-        return f"schedule {sign} '{word}'", f"values['schedule'] {sign} {word!r}"
-    if form == "parens" and depth:
-        ours, python = draw(truths(depth - 1))
-        return f"({ours})", f"({python})"
-    kind = draw(st.sampled_from([NUMBER, BYTES, SECONDS, RATE]))
-    sides = [draw(sums(kind, depth)) for _ in range(draw(st.integers(2, 3)))]
-    signs = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
-    return joined([draw(signs) for _ in sides[1:]], sides)
-
-
-@st.composite
-def truths(draw: Any, depth: int) -> Both:
-    parts = []
-    for _ in range(draw(st.integers(1, 3))):
-        ours, python = draw(comparisons(depth))
-        nots = "not " * draw(st.integers(0, 2))
-        parts.append((nots + ours, nots + python))
-    return joined([draw(st.sampled_from(["and", "or"])) for _ in parts[1:]], parts)
+    space = draw(st.sampled_from(["", " "])) if unit else ""
+    sign = draw(st.sampled_from(["<", "<=", ">", ">=", "==", "!="]))
+    return f"{name}{sign} {number}{space}{unit}", f"values[{name!r}] {sign} ({number}*{scale})"
 
 
 @settings(max_examples=60, deadline=None)
-@given(truths(2))
-def test_a_condition_is_what_python_says_of_it(both: Both) -> None:
-    ours, python = both
+@given(st.lists(comparisons(), min_size=1, max_size=3))
+def test_a_condition_is_what_python_says_of_it(parts: list[Both]) -> None:
+    ours, python = (" and ".join(side) for side in zip(*parts, strict=True))
     values = {name: one.value for name, one in NAMES.items()}
-    try:
-        expected = eval(python, {"__builtins__": {}}, {"values": values})
-    except ZeroDivisionError:
-        with pytest.raises(SpecError, match="divides by 0"):
-            check(ours, NAMES)
-        return
-    assert check(ours, NAMES).holds is bool(expected), python
+    expected = eval(python, {"__builtins__": {}}, {"values": values})
+    assert check(ours, NAMES).holds is expected, python
 
 
 PIECES = [*NAMES, *UNITS, "and", "or", "not", "12", "0.5", ".", "1e9", "1e999", "'", '"x"', "("]
@@ -176,21 +114,28 @@ def test_no_text_ends_in_a_traceback(text: str) -> None:
         ("peek >= 1GiB", 1, "nearest: peak;"),
         ("mfu >= 0.3 and peak <= 72", 24, "type 72GiB"),
         ("mfu >= 0.3 AND gpus == 64", 12, "type and"),
-        ("mfu", 1, "no condition"),
+        ("mfu >= 0.3 or gpus == 64", 12, "joined by and"),
+        ("mfu >= 0.3 and", 15, "name of a quantity"),
+        ("mfu", 4, "such as mfu >= 0.4"),
+        ("runnable", 9, "such as compile == true"),
+        ("not runnable", 1, "compile == false"),
         ("mfu = 0.3", 5, "type =="),
         ("mfu >= 0.3 && runnable", 12, "type and"),
-        ("mfu > step", 5, "no meaning"),
-        ("mfu > (gpus", 12, "column 7 is not closed"),
-        ("mfu >", 6, "nothing where"),
-        ("peak < 72G", 10, "units are"),
+        ("mfu > step", 7, "a plain number"),
+        ("step > 3GiB", 8, "this is a time"),
+        ("0.3 <= mfu", 1, "name of a quantity"),
+        ("mfu > 0.3 <= 1", 11, "one sign"),
+        ("mfu / step > 1", 5, "do not calculate"),
+        ("mfu > 1 + 1", 9, "do not calculate"),
+        ("(mfu > 1)", 1, "name of a quantity"),
+        ("mfu >", 6, "a value stands here"),
+        ("peak < 72G", 8, "units are"),
+        ("peak < 72 GiB oh", 15, "joined by and"),
         ("schedule < '1f1b'", 10, "use == or !="),
-        ("runnable == compile", 10, "use and, or, not"),
-        ("gpus / none_left > 1", 6, "divides by 0"),
+        ("runnable == compile", 13, "true or false"),
         ("tokens > 1", 1, "not known of this plan"),
-        ("not mfu", 1, "no condition but a plain number"),
-        ("1e500 > 1", 1, "range"),
-        ("peak * step > 1", 13, "bytes^1 seconds^1"),
-        ("(" * 60 + "1" + ")" * 60 + " > 0", 41, "levels deep"),
+        ("mfu > " + "1" * 50, 7, "too many digits"),
+        ("mfu > 1e5000", 7, "a plain number"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_column(text: str, column: int, said: str) -> None:
@@ -199,18 +144,18 @@ def test_what_is_wrong_is_said_with_its_column(text: str, column: int, said: str
     assert said in str(caught.value)
 
 
-def test_long_ones_are_refused_or_read_but_never_overflow() -> None:
+def test_long_ones_are_refused_and_large_numbers_are_numbers() -> None:
     with pytest.raises(SpecError, match="too long"):
-        check("1+" * 3000 + "1 > 0", NAMES)
-    assert check("+".join(["1"] * 900) + " == 900", NAMES).holds
+        check("mfu > 0 and " * 300 + "mfu > 0", NAMES)
+    assert check("mfu < 1e999", NAMES).holds
+    assert check("mfu > 1e-999", NAMES).holds
 
 
 def test_it_says_what_decided() -> None:
-    found = check("mfu >= 40% and peak <= 70 GiB or schedule == 'gpipe'", NAMES)
+    found = check("mfu >= 40% and peak <= 70 GiB and schedule == 'gpipe'", NAMES)
     assert not found.holds
     assert [(one.text, one.holds) for one in found.compared] == [
         ("mfu >= 40%", True),
         ("peak <= 70GiB", False),
-        ("schedule == 'gpipe'", False),
     ]
     assert found.compared[1].values == (("peak", 70 * 2**30 + 1, BYTES),)
