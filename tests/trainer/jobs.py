@@ -81,7 +81,7 @@ def measured(
     """The JSON that a function on forked ranks writes into `out`, of the cases `asked` for."""
     if asked is not None:
         environment[ASKED] = json.dumps(sorted(asked))
-    finished = forked(world, function, out, **environment)
+    finished = forked(world, function, out, timeout_seconds=300, **environment)
     assert finished.returncode == 0, finished.stderr[-4000:]
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"), object_hook=Found)
     return found

@@ -100,7 +100,7 @@ def documents_apart(model: dict[str, Any] = MODEL) -> dict[str, list[float]]:
             targets = document[None, 1:]
             loss = next_token_loss(decoder(document[None, :-1]), targets)
             part = loss * targets.numel() / counted
-            part.backward()
+            part.backward()  # type: ignore[no-untyped-call]
             whole += part.item()
         norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), losses.RECIPE.clip_norm)
         optimizer.step()
