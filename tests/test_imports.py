@@ -83,7 +83,6 @@ WAITS = {
     "cli/commands/estimate.py": {
         "cli.resolve.goal": "where time, money or energy is asked for, as what follows",
         "cli.views.goal": "the same",
-        "cli.views.plots": "charts, where they are asked for",
         "cli.views.unfit": "a search, where the layout does not fit",
         "cost.bill": "the same",
     },
@@ -100,7 +99,6 @@ WAITS = {
         "cli.resolve.goal": "where an objective, time, money or energy is asked for",
         "cli.resolve.idle": "where Slurm is asked what is idle",
         "cli.views.goal": "the same",
-        "cli.views.plots": "charts, where they are asked for",
     },
     "cli/resolve/cluster.py": {
         "files.profiles.catalogue": "for an error only",
@@ -129,14 +127,6 @@ WAITS = {
     "cli/resolve/failures.py": {
         "cli.resolve.evidence": "where there is a ledger, as what follows",
         "validate.learn.saves": "most of validate",
-    },
-    "cli/views/plots.py": {
-        "cli.resolve.goal": "its type alone, as all that follow: one command draws one answer",
-        "cli.views.comparison": "the same",
-        "cli.views.difference": "the same",
-        "cli.views.sensitivity": "the same",
-        "run.compare": "the same",
-        "run.follow.metrics": "the same",
     },
     "cli/views/answer.py": {
         "cli.resolve.failures": "what failures leave, where that is asked, as what follows",

@@ -10,7 +10,7 @@ import typer
 
 from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Each, Lists
-from fsdpplan.cli.options.files import EvidenceOptions, Json, Plot, refuse_plot
+from fsdpplan.cli.options.files import EvidenceOptions, Json
 from fsdpplan.cli.options.goal import PriceOptions
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.question import (
@@ -32,8 +32,7 @@ from fsdpplan.cli.views.comparison import (
     compared_report,
 )
 from fsdpplan.cli.views.page import require_report_place, written_report
-from fsdpplan.cli.views.plots import compare_plot
-from fsdpplan.cli.views.render import blocks, columns, tell
+from fsdpplan.cli.views.render import columns, tell
 from fsdpplan.cli.views.unfit import nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
 from fsdpplan.run.plans import read_plan
@@ -63,7 +62,6 @@ def compare(
     torch: TorchOptions,
     evidence: EvidenceOptions,
     page: ReportFile,
-    plot: Plot = False,
     json: Json = False,
 ) -> None:
     """Compare saved plans, or questions, side by side.
@@ -71,7 +69,6 @@ def compare(
     With commas an option has a value for each question: --hardware dgx-h100,dgx-b200 --gpus
     512,256 are two. An option with one value has it in all of them.
     """
-    refuse_plot(plot, json=json)
     require_report_place(page.report)
     lists = (model, cluster, training, layout)
     if plans:
@@ -105,7 +102,7 @@ def compare(
         typer.echo(compare_json(entries))
     else:
         screen = compare_screen(entries, width=columns())
-        typer.echo(blocks(screen, compare_plot(entries, width=columns()) if plot else ""))
+        typer.echo(screen)
     if all(entry.priced is None for entry in entries):
         tell(f"nothing fits in any of them; {entries[0].name}: {entries[0].problem}")
         raise typer.Exit(NoFeasibleLayout.exit_code)

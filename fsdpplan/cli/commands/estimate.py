@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from fsdpplan.cli.options.failures import GoodputOptions
-from fsdpplan.cli.options.files import EvidenceOptions, Json, Plot, refuse_plot
+from fsdpplan.cli.options.files import EvidenceOptions, Json
 from fsdpplan.cli.options.goal import BillOptions
 from fsdpplan.cli.options.layout import OneLayoutOptions
 from fsdpplan.cli.options.question import (
@@ -49,14 +49,12 @@ def estimate(
     torch: TorchOptions,
     evidence: EvidenceOptions,
     failures: GoodputOptions,
-    plot: Plot = False,
     json: Json = False,
 ) -> None:
     """Predict the time and memory of one layout.
 
     Where it does not fit, it says the nearest one that does, and ends with code 3.
     """
-    refuse_plot(plot, json=json)
     question: dict[str, Any] = {
         "model": model,
         "cluster": cluster,
@@ -74,12 +72,7 @@ def estimate(
         typer.echo(estimate_json(one, more={**shown.get("document", {}), **said.document}))
     else:
         screen = estimate_screen(one, width=columns(), more=shown.get("lines", ()))
-        charts = ""
-        if plot:
-            from fsdpplan.cli.views.plots import estimate_plots
-
-            charts = estimate_plots(one.estimate, one.inputs.cluster.device, width=columns())
-        typer.echo(blocks(screen, said.screen, charts))
+        typer.echo(blocks(screen, said.screen))
     if late := shown.get("late"):
         tell(f"{late}, or another layout")
         raise typer.Exit(NoFeasibleLayout.exit_code)

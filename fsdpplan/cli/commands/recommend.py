@@ -17,9 +17,7 @@ from fsdpplan.cli.options.files import (
     EvidenceOptions,
     Json,
     NoSave,
-    Plot,
     Save,
-    refuse_plot,
 )
 from fsdpplan.cli.options.goal import BillOptions, ObjectiveOptions
 from fsdpplan.cli.options.layout import LayoutOptions
@@ -54,7 +52,6 @@ from fsdpplan.spec.plan import Failures
 from fsdpplan.spec.training import program_named, program_needs
 
 if TYPE_CHECKING:
-    from fsdpplan.cli.resolve.goal import Answer
     from fsdpplan.cli.resolve.idle import IdleMachines
 
 NOT_SAVED = "not saved; fsdpplan emit-launch and fsdpplan run read what is saved without --no-save"
@@ -78,13 +75,11 @@ def recommend(
     failures: FailureOptions,
     save: Save = DEFAULT_PLAN,
     no_save: NoSave = False,
-    plot: Plot = False,
     json: Json = False,
 ) -> None:
     """Search, rank, explain on one screen, save the plan."""
     if no_save and save != DEFAULT_PLAN:
         raise SpecError("--save and --no-save contradict each other: give one of them")
-    refuse_plot(plot, json=json)
     place = None if no_save else path(save, name="--save")
     counts: Counts | None = cluster.values.get("gpus", (None,))[0]
     is_one = counts is not None and not counts.is_range and len(counts.numbers) == 1
@@ -134,8 +129,7 @@ def recommend(
         screen = recommend_screen(
             inputs, found.result, width=columns(), near=near, more=lines, others=others
         )
-        charts = _charts(inputs, found, shown.get("answer")) if plot else ""
-        typer.echo(blocks(screen, outlook.screen, charts))
+        typer.echo(blocks(screen, outlook.screen))
     note(said)
 
 
@@ -182,7 +176,6 @@ def by_goal(
         "lines": views.bill_lines(best.offer.bill, goal, terms.value),
         "others": views.answer_screen(answer, width=columns()),
         "document": {"goal": views.answer_document(answer)},
-        "answer": answer,
     }
     inputs = replace(
         best.inputs,
@@ -195,17 +188,6 @@ def by_goal(
         terms=terms.value if bill.is_asked else None,
     )
     return inputs, best.found, shown
-
-
-def _charts(inputs: Inputs, found: Found, answer: Answer | None) -> str:
-    from fsdpplan.cli.views.plots import estimate_plots, frontier_plot, tried_plot
-
-    device, width = inputs.cluster.device, columns()
-    return blocks(
-        estimate_plots(found.result.ranked[0].estimate, device, width=width),
-        frontier_plot(found.result, device, width=width),
-        "" if answer is None else tried_plot(answer, width=width),
-    )
 
 
 def _chosen(inputs: Inputs, result: SearchResult) -> OneLayout:

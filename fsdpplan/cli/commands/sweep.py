@@ -11,7 +11,7 @@ import typer
 
 from fsdpplan.cli import working
 from fsdpplan.cli.options.expand import Each, Lists
-from fsdpplan.cli.options.files import EvidenceOptions, Json, Plot, refuse_plot
+from fsdpplan.cli.options.files import EvidenceOptions, Json
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.question import (
     ClusterOptions,
@@ -29,8 +29,7 @@ from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
 from fsdpplan.cli.resolve.model import resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
 from fsdpplan.cli.views.page import require_report_place, written_report
-from fsdpplan.cli.views.plots import sweep_plot
-from fsdpplan.cli.views.render import blocks, columns, tell
+from fsdpplan.cli.views.render import columns, tell
 from fsdpplan.cli.views.side_by_side import sweep_csv, sweep_json, sweep_screen
 from fsdpplan.cli.views.unfit import why_nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
@@ -60,7 +59,6 @@ def sweep(
     torch: TorchOptions,
     evidence: EvidenceOptions,
     page: ReportFile,
-    plot: Plot = False,
     json: Json = False,
 ) -> None:
     """How a training scales over numbers of GPUs, with the knee.
@@ -71,7 +69,6 @@ def sweep(
     """
     if options.csv and json:
         raise SpecError("--csv and --json contradict each other: give one of them")
-    refuse_plot(plot, json=json, csv=options.csv)
     require_report_place(page.report)
     machines = _machines(cluster)
     prices = _prices(options.price, machines)
@@ -123,7 +120,7 @@ def sweep(
         typer.echo(sweep_json(ask.model.value, curves))
     else:
         screen = sweep_screen(ask.model.value, curves, said, width=columns())
-        typer.echo(blocks(screen, sweep_plot(curves, width=columns()) if plot else ""))
+        typer.echo(screen)
     if not any(curve.rates for curve in curves):
         tell(f"nothing fits on any of these; {curves[0].points[-1].problem}")
         raise typer.Exit(NoFeasibleLayout.exit_code)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, NotRequired
 import typer
 
 from fsdpplan.cli.options.expand import Flag
-from fsdpplan.cli.options.files import Json, Plot, refuse_plot
+from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import fraction, path
 from fsdpplan.cli.views.outcome import (
     QuantityJson,
@@ -20,7 +20,6 @@ from fsdpplan.cli.views.outcome import (
     waits_document,
     waits_words,
 )
-from fsdpplan.cli.views.plots import verify_plot
 from fsdpplan.cli.views.render import blocks, columns, listed, table, tell, wrapped
 from fsdpplan.errors import ErrorJson, GateFailed, error_document
 from fsdpplan.files.plans import EstimateJson, LayoutJson, estimate_document, layout_document
@@ -92,26 +91,17 @@ class VerifyOptions:
     ] = None
 
 
-def verify(
-    *, run: RunPlace = "", options: VerifyOptions, plot: Plot = False, json: Json = False
-) -> None:
+def verify(*, run: RunPlace = "", options: VerifyOptions, json: Json = False) -> None:
     """Compare a finished run with its plan; gates."""
-    refuse_plot(plot, json=json)
     found = verified(run, options)
     failed = failure(found)
     if json:
         typer.echo(verified_json(found, failed))
     else:
-        screen = verified_screen(found, width=columns())
-        typer.echo(blocks(screen, _charts(found) if plot else ""))
+        typer.echo(verified_screen(found, width=columns()))
     if failed is not None:
         tell(str(failed))
         raise typer.Exit(failed.exit_code)
-
-
-def _charts(found: Verified) -> str:
-    rows = finished.comparison(found.run)
-    return verify_plot(rows, found.run.measured, width=columns())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,6 @@ from fsdpplan.cli.options.files import (
     EvidenceOptions,
     Json,
     PlanFile,
-    Plot,
-    refuse_plot,
 )
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.cli.options.parse import fraction, path
@@ -38,8 +36,7 @@ from fsdpplan.cli.resolve.gains import Trial, changes_that_gain
 from fsdpplan.cli.resolve.inputs import Inputs, case_of
 from fsdpplan.cli.views.difference import WhatIf, what_if_json, what_if_screen
 from fsdpplan.cli.views.gains import Gains, gains_json, gains_screen
-from fsdpplan.cli.views.plots import sensitivity_plot, what_if_plot
-from fsdpplan.cli.views.render import blocks, columns, note, tell
+from fsdpplan.cli.views.render import columns, note, tell
 from fsdpplan.cli.views.sensitivity import Followed, sensitivity_json, sensitivity_screen
 from fsdpplan.cli.views.unfit import nothing_fits
 from fsdpplan.errors import NoFeasibleLayout, SpecError
@@ -102,7 +99,6 @@ def what_if(
     layout: LayoutOptions,
     torch: TorchOptions,
     evidence: EvidenceOptions,
-    plot: Plot = False,
     json: Json = False,
 ) -> None:
     """A saved plan under other inputs: what changes, by terms.
@@ -110,7 +106,6 @@ def what_if(
     The plan's own layout under them, and the best one then. Exit code 3 where nothing fits then.
     """
     _refuse_contradictions(options)
-    refuse_plot(plot, json=json, gain=options.gain is not None)
     saved = read_plan(plan)
     asked = Asked(
         model=model,
@@ -127,7 +122,7 @@ def what_if(
             typer.echo(sensitivity_json(followed))
             return
         screen = sensitivity_screen(followed, width=columns())
-        typer.echo(blocks(screen, sensitivity_plot(followed, width=columns()) if plot else ""))
+        typer.echo(screen)
         return
     if options.gain is not None:
         gains = _gains(saved, asked, plan, options.gain)
@@ -152,7 +147,7 @@ def what_if(
         typer.echo(what_if_json(answer))
     else:
         screen = what_if_screen(answer, width=columns())
-        typer.echo(blocks(screen, what_if_plot(answer, width=columns()) if plot else ""))
+        typer.echo(screen)
     if not found.result.ranked:
         tell(str(nothing_fits(then, found.result)))
         raise typer.Exit(NoFeasibleLayout.exit_code)

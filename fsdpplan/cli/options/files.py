@@ -52,19 +52,6 @@ NoSave = Annotated[bool, typer.Option("--no-save", help="Save no plan.")]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
 
-Plot = Annotated[bool, typer.Option("--plot", help="Draw small charts of text below the answer.")]
-
-
-def refuse_plot(plot: bool, **others: bool | None) -> None:
-    """Raise SpecError where charts are asked for beside what is no screen."""
-    for name, is_given in others.items():
-        if plot and is_given:
-            raise SpecError(
-                f"--plot and --{name} contradict each other: charts are drawn on the screen alone; "
-                "give one of them"
-            )
-
-
 LedgerFile = Annotated[
     Path | None,
     Flag(

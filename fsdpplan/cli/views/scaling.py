@@ -1,10 +1,9 @@
-"""Curves over numbers of GPUs: as tables with a chart in plain text, as CSV, as JSON."""
+"""Curves over numbers of GPUs: as tables, as CSV, as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdpplan.cli.views.charts import Bar, bars
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
 from fsdpplan.search.advice.words import degrees
 from fsdpplan.search.scaling import Curve, Point, knee_words
@@ -13,7 +12,7 @@ from fsdpplan.units import BILLION, format_count, format_percent, format_seconds
 
 
 def curve_screen(model: Model, curve: Curve, *, width: int) -> str:
-    """One curve: its points, its chart, its knee."""
+    """One curve: its points and its knee."""
     fitting = [point for point in curve.points if point.priced is not None]
     batches = [one.global_batch for one in curve.points if one.global_batch is not None]
     kept = "the batch of a GPU stays"
@@ -23,7 +22,6 @@ def curve_screen(model: Model, curve: Curve, *, width: int) -> str:
     return blocks(
         wrapped(heading, width=width),
         _table(curve, fitting, width) if fitting else "",
-        _chart(curve, fitting, width) if fitting else "",
         wrapped(knee_words(curve), width=width) if len(fitting) > 1 else "",
         listed(
             "Nothing fits on",
@@ -35,7 +33,7 @@ def curve_screen(model: Model, curve: Curve, *, width: int) -> str:
 
 def _table(curve: Curve, fitting: Sequence[Point], width: int) -> str:
     grows = ["batch"] if curve.scaling == "weak" else []
-    headers = ["GPUs", *grows, "step", "80 %", "tokens/s", "MFU"]
+    headers = ["GPUs", *grows, "step", "80 %", "tokens/s", "MFU", "efficiency"]
     rows = []
     for point in fitting:
         assert point.priced is not None
@@ -49,10 +47,11 @@ def _table(curve: Curve, fitting: Sequence[Point], width: int) -> str:
                 f"+-{format_percent(step.upper / step.expected - 1)}",
                 f"{estimate.tokens_per_second:,.0f}",
                 format_percent(estimate.mfu_fraction),
+                _efficiency(curve, point),
             ]
         )
     return blocks(
-        table(rows, headers=headers, align=["right"] * len(headers), width=width),
+        table(rows, headers=headers, align=["right"] * (len(headers) - 1) + ["left"], width=width),
         "\n".join(
             wrapped(
                 degrees(point.priced.case.layout),
@@ -101,21 +100,11 @@ def amount_words(amount: float | None) -> str:
     return f"{amount:,.0f}" if amount >= 100 else f"{amount:,.2f}"
 
 
-def _chart(curve: Curve, fitting: Sequence[Point], width: int) -> str:
-    """A bar of the efficiency of each point; the knee is marked."""
-    shares = [(point, curve.efficiency(point) or 0.0) for point in fitting]
-    label = max(len(f"{point.gpus:,}") for point, _ in shares)
-    rows = [
-        Bar(
-            name=f"{point.gpus:,}".rjust(label),
-            value=share,
-            words=f"{100 * share:.0f} %{_give_or_take(curve, point)}"
-            f"{' knee' if curve.is_knee(point) else ''}",
-        )
-        for point, share in shares
-    ]
-    heading = wrapped(f"Tokens a second and GPU, against {fitting[0].gpus:,} GPUs", width=width)
-    return f"{heading}\n{bars(rows, width=width, whole=1.0)}"
+def _efficiency(curve: Curve, point: Point) -> str:
+    """Tokens a second and GPU over those of the first point; the knee is marked."""
+    knee = " knee" if curve.is_knee(point) else ""
+    share = f"{100 * (curve.efficiency(point) or 0.0):.0f} %"
+    return f"{share}{_give_or_take(curve, point)}{knee}"
 
 
 def _give_or_take(curve: Curve, point: Point) -> str:

@@ -1,5 +1,5 @@
-"""Curves side by side: one chart of them all, machines against the first of them with what can be
-told apart, and all points as CSV and JSON."""
+"""Curves side by side: machines against the first of them with what can be told apart, and all
+points as CSV and JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fsdpplan.cli.views.charts import Axis, Mark, marks
 from fsdpplan.cli.views.difference import difference_document, priced_document
 from fsdpplan.cli.views.render import blocks, listed, table, wrapped
 from fsdpplan.cli.views.scaling import amount_words, curve_screen
@@ -30,45 +29,8 @@ def sweep_screen(
     """What `sweep` prints."""
     return blocks(
         *(curve_screen(model, curve, width=width) for curve in curves),
-        _chart(curves, width) if len(curves) > 1 else "",
         *(_beside(curves, scaling, width) for scaling in ("strong", "weak")),
         listed("Assumed", assumed, width=width),
-    )
-
-
-def _chart(curves: Sequence[Curve], width: int) -> str:
-    """Tokens a second and GPU of all curves over their numbers of GPUs, a letter a curve."""
-    found = [
-        Mark(rate.gpus, rate.tokens_per_second / rate.gpus, letter)
-        for letter, curve in zip(LETTERS, curves, strict=False)
-        for rate in curve.rates
-    ]
-    if not found:
-        return ""
-    names = [
-        f"{letter} {curve.hardware}, {curve.scaling}"
-        for letter, curve in zip(LETTERS, curves, strict=False)
-    ]
-    per_gpu = Axis(
-        words="Tokens a second and GPU", label=lambda rate: f"{rate:,.0f}", from_zero=True
-    )
-    chart = marks(
-        found,
-        x=gpus_axis(found),
-        y=per_gpu,
-        width=width,
-    )
-    return "\n".join((chart, *(wrapped(name, width=width, first="  ") for name in names)))
-
-
-def gpus_axis(points: Sequence[Mark]) -> Axis:
-    """Numbers of GPUs, a doubling as far apart as any other."""
-    numbers = sorted({point.x for point in points})
-    return Axis(
-        words="the number of GPUs",
-        label=lambda gpus: f"{gpus:,.0f}",
-        ticks=tuple(numbers),
-        is_log=True,
     )
 
 

@@ -141,11 +141,7 @@ def test_curves_stand_side_by_side(
         assert out.isascii()
         plain = " ".join(out.split())
         assert "Side by side, strong scaling: A dgx-h100; B dgx-b200" in plain
-        assert "Tokens a second and GPU, by the number of GPUs" in plain
         assert "price" in plain
-        chart = out[out.index("by the number of GPUs") :].splitlines()[1:9]
-        assert [line.count("B") for line in chart[:1]] == [2]  # the faster one is at the top
-        assert sum(line.count("A") for line in chart[1:]) == 2
 
 
 @pytest.mark.parametrize(

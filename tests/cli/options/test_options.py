@@ -630,7 +630,6 @@ ELSEWHERE = {
     "--price": "cli/commands/test_sweep.py",
     "--scaling": "cli/commands/test_sweep.py",
     "--csv": "cli/commands/test_sweep.py",
-    "--plot": "cli/commands/test_plot.py",
     "--report": "report/test_pages.py",
     "--quick": "report/test_pages.py",
     "--run": "report/test_pages.py",
