@@ -14,7 +14,6 @@ from docs.json_schemas import WHOLE, Schema, merged, rows, table
 def printed_types() -> dict[str, tuple[Any, ...]]:
     """Entry -> the type that its JSON is of, or those whose fields it has together."""
     from fsdpplan.cli.commands.cancel import CancelJson
-    from fsdpplan.cli.commands.completion import CompletionJson
     from fsdpplan.cli.commands.export import ExportJson
     from fsdpplan.cli.commands.learn import LearnJson
     from fsdpplan.cli.commands.ledger import LedgerJson
@@ -59,7 +58,6 @@ def printed_types() -> dict[str, tuple[Any, ...]]:
         "trace": (TraceJson,),
         "trace_overlay": (OverlayJson,),
         "bug_report": (BugReportJson,),
-        "completion": (CompletionJson,),
     }
 
 

@@ -243,12 +243,9 @@ def written_page(path: Path) -> str:
 
 
 def main() -> None:
-    """Write every page and schema that differs, and what shells complete."""
-    from docs.completion_table import completion_json
+    """Write every page and schema that differs."""
     from docs.json_schemas import schema_texts
-    from fsdpplan.cli.complete import TABLE
 
-    TABLE.write_text(completion_json(), encoding="utf-8")
     wanted = {path: written_page(path) for path in sorted({*PAGES, CLI_PAGE, API_PAGE})}
     for path, new in {**wanted, **schema_texts()}.items():
         old = path.read_text(encoding="utf-8") if path.exists() else ""

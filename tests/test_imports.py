@@ -60,7 +60,6 @@ where there are chats)."""
 CLI_MAY_IMPORT = {
     "process": set(),
     "working": {"process"},
-    "complete": set(),
     "options": set(),
     "resolve": {"options", "working"},
     "views": {"options", "resolve", "working"},
@@ -70,14 +69,15 @@ CLI_MAY_IMPORT = {
 """Part of the command line -> others that it may import; a command imports no other command."""
 
 WAITS = {
+    "cli/options/offered.py": {
+        "files.catalogue": "where a shell asks for models",
+        "files.prices": "the same of providers",
+        "files.profiles.catalogue": "the same of machines",
+    },
     "cli/app.py": {
         "files.table": "for an error only: it would delay every command",
         "run.crash": "the same",
         "topology.probe": "the same",
-    },
-    "cli/complete.py": {
-        "files.catalogue": "where models are completed: a shell asks with each press of Tab",
-        "files.profiles.catalogue": "the same of machines",
     },
     "cli/process.py": {"emit.safe_text": "its patterns take longer than all else before signals"},
     "cli/commands/estimate.py": {

@@ -25,6 +25,9 @@ from fsdpplan.errors import (
     did_you_mean,
 )
 
+COMPLETES = "_FSDPPLAN_COMPLETE"
+"""The variable by which a shell asks what can be typed."""
+
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 """What a shell shows for a program that the closing of its pipe ended."""
@@ -42,7 +45,6 @@ _NO_ARGUMENT = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.+)\)",
 app = typer.Typer(
     name=PROGRAM,
     cls=Program,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -64,6 +66,8 @@ def main() -> NoReturn:
     """What the console script runs."""
     try:
         process.go_on()
+        if COMPLETES in os.environ:
+            app(prog_name=PROGRAM)
         code = exit_code_of(sys.argv[1:])
         process.be_deaf()
     except KeyboardInterrupt as error:  # in the moments before all is heard, and after all is said

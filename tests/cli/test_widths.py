@@ -66,7 +66,6 @@ NO_SCREEN = {
     "cancel": "a sentence a run",
     "export": "a sentence",
     "calibrate": "tests/cli/commands/test_calibrate.py",
-    "completion": "a script",
 }
 
 UNITS = "GiB|MiB|GB|GB/s|TB/s|ms|us|s|%|days|h"

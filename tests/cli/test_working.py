@@ -33,7 +33,7 @@ SEARCHES = {
 }
 """Commands that search, or that other work keeps for more than a second."""
 
-ONLY_READ = {"completion", "diff", "logs", "ledger", "profiles", "models"}
+ONLY_READ = {"diff", "logs", "ledger", "profiles", "models"}
 """Commands that nothing is said of."""
 
 

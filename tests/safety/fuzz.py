@@ -205,7 +205,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "cancel": (),
     "profiles": (),
     "models": (),
-    "completion": ("bash",),
     "bug-report": (),
     "export": ("--checkpoint-dir", "nothing", "--out", "model"),
     "validate": ("nothing.csv",),

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from fsdpplan.cli.options.expand import GroupedCommand, OwnParsing, expanded, write_examples
@@ -41,7 +41,6 @@ SUMMARIES = {
     "validate": "Predict a table of measured runs, and report the errors.",
     "profiles": "Hardware profiles: list or search them, or show one.",
     "models": "Catalogue of models: list or search it, or show one.",
-    "completion": "Complete commands, options, models and profiles by Tab.",
     "bug-report": "What helps to mend a fault, without secrets and names.",
 }
 """Command -> its line on the first help page, which is the first sentence of its docstring: that
@@ -54,7 +53,7 @@ SECTIONS = {
     "emit-launch": "Launch and run",
     "verify": "After the run",
     "detect": "Machines, models and measurements",
-    "completion": "The program itself",
+    "bug-report": "The program itself",
 }
 """Command -> the heading before it on the first help page."""
 
@@ -119,6 +118,11 @@ class Program(OwnParsing, TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Their names; none is imported."""
         return list(self.commands)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """The commands and the program's own options, for Tab; no command is imported."""
+        self.commands = {name: TyperCommand(name, help=said) for name, said in SUMMARIES.items()}
+        return list(super().shell_complete(ctx, incomplete))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the first page's sections of commands; none is imported."""

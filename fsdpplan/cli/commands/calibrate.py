@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from fsdpplan.cli import working
+from fsdpplan.cli.options import offered
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import fraction, line, path, positive, whole
@@ -100,6 +101,7 @@ class ProfileOptions:
             parse=line,
             help="The profile to start from, or with --check to compare with; `cpu` for CPU "
             "processes. Default: what is found here.",
+            offered=offered.machines,
         ),
     ] = None
     save: Annotated[

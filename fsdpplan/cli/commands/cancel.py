@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, TypedDict
 
 import typer
 
+from fsdpplan.cli.options import offered
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line
@@ -27,7 +28,12 @@ class CancelOptions:
 
     job: Annotated[
         str | None,
-        Flag(metavar="ID", parse=line, help="Which run. Default: the one that goes on."),
+        Flag(
+            metavar="ID",
+            parse=line,
+            help="Which run. Default: the one that goes on.",
+            offered=offered.runs,
+        ),
     ] = None
     every: Annotated[
         bool | None, Flag(name="--all", help="All runs of this folder that go on.")

@@ -16,7 +16,7 @@ from fsdpplan.cli.options.failures import GoodputOptions, is_asked
 from fsdpplan.cli.options.files import DEFAULT_PLAN, EvidenceOptions, Json, LedgerOptions, PlanFile
 from fsdpplan.cli.options.parse import whole
 from fsdpplan.cli.options.question import Torch
-from fsdpplan.cli.options.wanted import wanted
+from fsdpplan.cli.options.wanted import offered, wanted
 from fsdpplan.cli.resolve.again import as_planned, machines_of
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of
 from fsdpplan.cli.resolve.job import ranked
@@ -72,6 +72,7 @@ class ExplainOptions:
             help='Why not a layout with this, such as "tp 4", "pp 2 ep 8", hsdp, "no recompute" or '
             "micro_batch=2: the best that has it, the terms that lost it, and what each input by "
             "itself would have to be for it to be recommended.",
+            offered=offered,
         ),
     ] = None
     rules: Annotated[

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, TypedDict
 import typer
 
 from fsdpplan.cli import working
+from fsdpplan.cli.options import offered
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.options.parse import line, whole
@@ -28,7 +29,12 @@ class LogOptions:
 
     job: Annotated[
         str | None,
-        Flag(metavar="ID", parse=line, help="Which run or job. Default: the newest run here."),
+        Flag(
+            metavar="ID",
+            parse=line,
+            help="Which run or job. Default: the newest run here.",
+            offered=offered.runs,
+        ),
     ] = None
     node: Annotated[
         str | None, Flag(metavar="NAME", parse=line, help="Lines of this node only.")

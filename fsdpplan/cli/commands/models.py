@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fsdpplan.cli.options import offered
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.views.render import blocks, columns, facts, flat_pairs, table, wrapped
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
@@ -19,7 +20,10 @@ from fsdpplan.spec.model import Model
 from fsdpplan.units import format_count
 
 # hidden: the list of arguments would show its Python type, so the command's text says what it is
-Words = Annotated[list[str] | None, typer.Argument(metavar="NAME|WORD", hidden=True)]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME|WORD", hidden=True, autocompletion=offered.models),
+]
 
 
 def models(*, words: Words = None, json: Json = False) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fsdpplan.cli.options import offered
 from fsdpplan.cli.options.files import Json
 from fsdpplan.cli.views.profiles import (
     profile_json,
@@ -22,11 +23,18 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.profiles.search import Entry, find_entries
 
 # hidden: the list of arguments would show its Python type, so the command's text says what it is
-Words = Annotated[list[str] | None, typer.Argument(metavar="NAME|PATH|WORD", hidden=True)]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME|PATH|WORD", hidden=True, autocompletion=offered.profiles),
+]
 Kind = Annotated[
     str | None,
     typer.Option(
-        "--kind", metavar="device|node|cluster", help="List these only.", show_default=False
+        "--kind",
+        metavar="device|node|cluster",
+        help="List these only.",
+        show_default=False,
+        autocompletion=offered.one_of(("device", "node", "cluster")),
     ),
 ]
 

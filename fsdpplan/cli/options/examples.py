@@ -152,10 +152,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("bug-report --out report.md", "to read before you send it"),
         ("bug-report --plan plan.json --run newest", "with the end of that run"),
     ),
-    "completion": (
-        ("completion --install", "for the shell that it is typed into"),
-        ("completion zsh > _fsdpplan", "the script, to put it somewhere yourself"),
-    ),
 }
 """Command (empty: the program itself) -> what is typed after `fsdpplan`, and what that does."""
 

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from fsdpplan.cli.options.examples import example_lines
+from fsdpplan.cli.options.offered import Offered, literals, one_of
 from fsdpplan.cli.options.parse import (
     Choice,
     Parser,
@@ -44,6 +45,8 @@ class Flag:
     """May be given more than once; the field is a tuple."""
     name: str | None = None
     """The flag where it is not the field's name with dashes."""
+    offered: Offered | None = None
+    """The values that a shell offers; None: those of its choice or its metavar."""
 
 
 Group = TypeVar("Group", covariant=True)
@@ -129,20 +132,6 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def choices_of(function: Callable[..., None]) -> dict[str, tuple[str, ...]]:
-    """The words that each flag of a command takes, of those that take some words only."""
-    found: dict[str, tuple[str, ...]] = {}
-    for hint in get_type_hints(function, include_extras=True).values():
-        groups = [hint] if is_dataclass(hint) else [one.group for one in _marks(hint)]
-        for group in groups:
-            for name, of in get_type_hints(group, include_extras=True).items():
-                marks = [mark for mark in get_args(of)[1:] if isinstance(mark, Flag | Option)]
-                parse = _flag(name, of).parse if marks else None
-                if isinstance(parse, Choice):
-                    found[flag_of(name, _flag(name, of))] = parse.allowed
-    return found
-
-
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -161,10 +150,19 @@ def _group_parameters(group: Any) -> list[inspect.Parameter]:
 def _parameter(name: str, hint: Any, panel: str) -> inspect.Parameter:
     flag = _flag(name, hint)
     info = typer.Option(
-        flag_of(name, flag), metavar=flag.metavar, help=flag.help, rich_help_panel=panel
+        flag_of(name, flag),
+        metavar=flag.metavar,
+        help=flag.help,
+        rich_help_panel=panel,
+        autocompletion=_offered(flag),
     )
     kind: Any = bool if flag.parse is None else list[str] if flag.many else str
     return inspect.Parameter(name, _KEYWORD, annotation=Annotated[kind | None, info], default=None)
+
+
+def _offered(flag: Flag) -> Offered | None:
+    words = flag.parse.allowed if isinstance(flag.parse, Choice) else literals(flag.metavar)
+    return flag.offered or (one_of(words) if words else None)
 
 
 def _list_parameters(each: Each) -> list[inspect.Parameter]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar
 
+from fsdpplan.cli.options import offered
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.parse import choice, fraction, line, number, positive, shown
 from fsdpplan.errors import SpecError
@@ -43,6 +44,7 @@ class PriceOptions:
             metavar="aws|azure|lambda|...",
             parse=line,
             help="Take the on-demand price of a provider from the dated table, instead of --price.",
+            offered=offered.providers,
         ),
     ] = None
 

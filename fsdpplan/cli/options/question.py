@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, get_args
 
-from fsdpplan.cli.options import synonyms
+from fsdpplan.cli.options import offered, synonyms
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.parse import choice, fraction, line, path, release, size, whole
 from fsdpplan.spec.runtime import RuntimeName as Runtime
@@ -53,7 +53,12 @@ class ModelOptions:
     ] = None
     model: Annotated[
         str | None,
-        Flag(metavar="NAME", parse=line, help="A catalogue name: see `fsdpplan models`."),
+        Flag(
+            metavar="NAME",
+            parse=line,
+            help="A catalogue name: see `fsdpplan models`.",
+            offered=offered.models,
+        ),
     ] = None
     config: Annotated[
         Path | None, Flag(metavar="PATH", parse=path, help="A Hugging Face config.json.")
@@ -109,6 +114,7 @@ class ClusterOptions:
             metavar="NAME|PATH",
             parse=line,
             help="A profile: see `fsdpplan profiles`. Default: what is found here, else dgx-h100.",
+            offered=offered.machines,
         ),
     ] = None
     gpus_per_node: Annotated[
@@ -125,7 +131,12 @@ class ClusterOptions:
     ] = None
     gpu: Annotated[
         str | None,
-        Flag(metavar="NAME", parse=line, help="Device profile in place of the profile's own."),
+        Flag(
+            metavar="NAME",
+            parse=line,
+            help="Device profile in place of the profile's own.",
+            offered=offered.devices,
+        ),
     ] = None
     intra_bw: Annotated[
         float | None,

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 import typer
 
+from fsdpplan.cli.options import offered
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.parse import choice, line, whole
 
@@ -100,5 +101,10 @@ class AgainOptions:
     ] = None
     job: Annotated[
         str | None,
-        Flag(metavar="ID", parse=line, help="Which one. Default: the newest of this folder."),
+        Flag(
+            metavar="ID",
+            parse=line,
+            help="Which one. Default: the newest of this folder.",
+            offered=offered.runs,
+        ),
     ] = None

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 from fsdpplan.cli.options import synonyms
 from fsdpplan.cli.options.expand import Flag
 from fsdpplan.cli.options.layout import LayoutOptions
+from fsdpplan.cli.options.offered import beginning
 from fsdpplan.cli.options.parse import shown
 from fsdpplan.cli.options.phrases import phrases_of, settled
 from fsdpplan.errors import SpecError, did_you_mean
@@ -120,6 +121,11 @@ def layout_words() -> list[str]:
     said without their name."""
     values = [word for kind, _, _ in _VALUES for word in get_args(kind) if word != "none"]
     return list(dict.fromkeys([*_DEGREES, "hsdp", "eager", "no", *values, *_flags(), *_NAMES]))
+
+
+def offered(incomplete: str) -> list[str]:
+    """What a shell offers: words of a layout, behind those that are there."""
+    return beginning(incomplete, (one for one in layout_words() if len(one) > 1), between=" ")
 
 
 def _unglued(word: str) -> tuple[str, ...]:

@@ -651,8 +651,6 @@ ELSEWHERE = {
     "--keep-global-batch": "cli/commands/test_replan.py",
     "--storage-bw": "cli/commands/test_replan.py",
     "--from-slurm": "cli/commands/test_from_slurm.py",
-    "--install": "cli/test_completion.py",
-    "--uninstall": "cli/test_completion.py",
     "--no-plan": "cli/commands/test_bug_report.py",
 }
 """Options that other tests show to change what is done."""
