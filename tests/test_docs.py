@@ -194,7 +194,7 @@ def words_of_the_program() -> tuple[frozenset[str], frozenset[str]]:
     known = program().commands
     flags = {
         flag
-        for command in known.values()
+        for command in (program(), *known.values())
         for each in command.params
         for flag in (*each.opts, *each.secondary_opts)
     }
