@@ -14,14 +14,14 @@ forward, whole recomputation and synchronising once a step are everyday choices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Protocol, TypeVar
 
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION, Timed, tie_fraction
 from fsdpplan.search.question import LEAST_HEADROOM_FRACTION
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout
+from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout, Sharding
 from fsdpplan.spec.plan import Estimate, Interval, MemoryBreakdown
 
 
@@ -265,15 +265,18 @@ def is_tied(entry: One, fastest: One, difference: Difference) -> bool:
     return entry is fastest or behind <= tie_fraction(difference(fastest, entry))
 
 
-def listed(order: Ordered[One], *, limit: int, is_wanted: Callable[[Layout], bool]) -> list[One]:
+def listed(order: Ordered[One], *, limit: int) -> list[One]:
     """The `limit` best ways to spread the ranks, each by its first; and always, where it stands in
-    the order, the fastest of all with its own policies and the first that is wanted."""
+    the order, the fastest of all with its own policies and the first of each kind of `COMPARED`."""
     firsts: dict[tuple[int, ...], One] = {}
     for entry in order.entries:
         firsts.setdefault(spread(entry[0]), entry)
     ways = list(firsts.values())
-    wanted = [entry for entry in ways if is_wanted(entry[0])]
-    shown = {id(entry) for entry in (*ways[:limit], order.fastest, *wanted[:1])}
+    firsts_of_kinds = (
+        next((entry for entry in ways if is_of_kind(entry[0])), order.fastest)
+        for is_of_kind in COMPARED.values()
+    )
+    shown = {id(entry) for entry in (*ways[:limit], order.fastest, *firsts_of_kinds)}
     return [entry for entry in order.entries if id(entry) in shown]
 
 
@@ -281,3 +284,63 @@ def spread(layout: Layout) -> tuple[int, ...]:
     """How the ranks are spread."""
     degrees = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp)
     return (*degrees, *layout.expert_ways)
+
+
+class Spread(Protocol):
+    """How ranks are spread: what a layout and the degrees of a group have in common."""
+
+    @property
+    def pp(self) -> int:
+        """Pipeline stages."""
+
+    @property
+    def dp_replicate(self) -> int:
+        """Copies."""
+
+    @property
+    def dp_shard(self) -> int:
+        """Ranks of a copy."""
+
+    @property
+    def cp(self) -> int:
+        """Parts of a sequence."""
+
+    @property
+    def tp(self) -> int:
+        """Parts of a matrix."""
+
+    @property
+    def ep(self) -> int:
+        """Ranks that share experts."""
+
+    @property
+    def experts_over_tp(self) -> bool:
+        """Whether whole experts are spread over `tp`, too."""
+
+    @property
+    def sharding(self) -> Sharding:
+        """What is split over the ranks of a copy."""
+
+
+def is_data_parallel(spread: Spread) -> bool:
+    """Whether every rank computes whole layers of its own sequences."""
+    return spread.tp == spread.pp == spread.cp == 1
+
+
+def is_hybrid(spread: Spread) -> bool:
+    """Whether it is data parallel by HSDP: copies of shards."""
+    is_split = spread.sharding == "fsdp" and spread.dp_shard > 1
+    return is_data_parallel(spread) and is_split and spread.dp_replicate > 1
+
+
+def is_expert_parallel(spread: Spread) -> bool:
+    """Whether experts are spread over ranks."""
+    return spread.ep > 1 or (spread.experts_over_tp and spread.tp > 1)
+
+
+COMPARED: Mapping[str, Callable[[Spread], bool]] = {
+    "data parallel": is_data_parallel,
+    "HSDP": is_hybrid,
+    "expert parallel": is_expert_parallel,
+}
+"""Kinds of layouts whose best is always listed: what people compare with first."""

@@ -183,6 +183,8 @@ class Listed:
     """Rank of the least expected step time of all that fits."""
     errors: tuple[float, ...] = ()
     """For each rank, the error of its difference from the fastest, as a share of the step."""
+    notes: tuple[str, ...] = ()
+    """Each row's reason in a few words."""
     next_run: NextRun | None = None
     """The row that is most worth running beside the first; None where no runs are known, or none
     is worth it."""

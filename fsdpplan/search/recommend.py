@@ -19,7 +19,7 @@ from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
 from fsdpplan.search.advice.reasons import Reasons
 from fsdpplan.search.bounds.fitting import Tally
-from fsdpplan.search.bounds.pricing import faster, is_data_parallel, priced, usual
+from fsdpplan.search.bounds.pricing import faster, priced, usual
 from fsdpplan.search.order import Difference, Entry, in_order, listed, seconds
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import (
@@ -79,7 +79,8 @@ def recommend(
     """The `limit` best ways to spread the ranks, each with its best policies.
 
     Layouts that differ only in policies (micro-batch, resharding, synchronisation, schedule,
-    checkpointing, buckets) are one entry. The best data-parallel layout is always among the ranked.
+    checkpointing, buckets) are one entry. The best layout of each kind of
+    `order.COMPARED` is always among the ranked.
     With a `learner`, what measured runs say decides, by the same bounds.
     """
     asked = Question(model=model, cluster=cluster, training=training, pins=pins)
@@ -137,7 +138,7 @@ def _list(asked: Question, entries: list[Entry], limit: int, difference: Differe
     order = in_order(entries, difference=difference, cluster=asked.cluster)
     if order is None:
         return Listed()
-    rows = listed(order, limit=limit, is_wanted=is_data_parallel)
+    rows = listed(order, limit=limit)
     ranks = {id(entry): rank for rank, entry in enumerate(rows, start=1)}
     reasons = Reasons(
         order=order,
@@ -145,11 +146,13 @@ def _list(asked: Question, entries: list[Entry], limit: int, difference: Differe
         difference=difference,
         cluster=asked.cluster,
     )
+    of_rows = [reasons.of(row) for row in rows]
     return Listed(
         ranked=tuple(
-            RankedLayout(rank=rank, layout=row[0], estimate=row[1], reason=reasons.of(row).words)
-            for rank, row in enumerate(rows, start=1)
+            RankedLayout(rank=rank, layout=row[0], estimate=row[1], reason=reason.words)
+            for rank, (row, reason) in enumerate(zip(rows, of_rows, strict=True), start=1)
         ),
+        notes=tuple(reason.note for reason in of_rows),
         tied=tuple(sorted(ranks[id(one)] for one in order.tied[1:] if id(one) in ranks)),
         fastest_rank=reasons.fastest_rank,
         errors=tuple(map(reasons.error, rows)),

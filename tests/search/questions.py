@@ -9,7 +9,6 @@ from fsdpplan.cost.band import difference_fraction
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.bounds.fitting import needed_bytes
-from fsdpplan.search.bounds.pricing import is_data_parallel
 from fsdpplan.search.enumerate import (
     degrees,
     layout_of,
@@ -154,4 +153,4 @@ def full_list(question: Question, *, limit: int) -> list[Entry]:
         ),
         cluster=question.cluster,
     )
-    return listed(order, limit=limit, is_wanted=is_data_parallel) if order else []
+    return listed(order, limit=limit) if order else []

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
 from fsdpplan.cost.network.collectives import wire_bytes
 from fsdpplan.files.clusters import load_cluster
-from fsdpplan.search.bounds.pricing import is_data_parallel
 from fsdpplan.search.order import (
+    COMPARED,
     Entry,
     Ordered,
     form,
@@ -226,13 +226,15 @@ def test_the_list_has_the_first_the_fastest_and_what_people_look_for(
     entries: list[Entry], fraction: float, limit: int
 ) -> None:
     found = order(*entries, fraction=fraction)
-    rows = listed(found, limit=limit, is_wanted=is_data_parallel)
+    rows = listed(found, limit=limit)
     assert rows[0] is found.entries[0]
     assert any(row is found.fastest for row in rows)
-    assert any(is_data_parallel(row[0]) for row in rows) == any(
-        is_data_parallel(one[0]) for one in entries
+    for is_of_kind in COMPARED.values():
+        assert any(is_of_kind(row[0]) for row in rows) == any(is_of_kind(one[0]) for one in entries)
+    assert (
+        limit <= len(rows) <= limit + 1 + len(COMPARED)
+        or len(rows) <= len({spread(e[0]) for e in entries}) + 1
     )
-    assert limit <= len(rows) <= limit + 2 or len(rows) <= len({spread(e[0]) for e in entries}) + 1
     places = [next(i for i, one in enumerate(found.entries) if one is row) for row in rows]
     assert places == sorted(places)
 

@@ -17,13 +17,11 @@ from fsdpplan.cost.model.shape import infer_model
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.search import space as searching
 from fsdpplan.search.bounds.frontier import REACH
-from fsdpplan.search.bounds.pricing import is_data_parallel
 from fsdpplan.search.enumerate import degrees
-from fsdpplan.search.order import seconds
+from fsdpplan.search.order import COMPARED, is_data_parallel, seconds
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import SearchResult
 from fsdpplan.search.rules.legality import first_problem
-from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts
 from tests.cost.problems import SMALL
 from tests.search.questions import WIDE, Question, full_list, question
@@ -161,13 +159,12 @@ def test_the_best_layouts_that_people_look_for_are_in_the_list(asked: Question) 
     few = asked.answer(limit=3).ranked
     assert [entry.layout for entry in few[:1]] == [entry.layout for entry in every[:1]]
 
-    def is_data_parallel(layout: Layout) -> bool:
-        return layout.tp == layout.pp == layout.cp == 1
-
-    if any(is_data_parallel(entry.layout) for entry in every):
-        best = next(entry for entry in every if is_data_parallel(entry.layout))
-        assert any(is_data_parallel(entry.layout) for entry in few)
-        assert any(entry.layout == best.layout for entry in asked.answer(limit=10).ranked)
+    listed = {entry.layout for entry in asked.answer(limit=10).ranked}
+    for is_of_kind in COMPARED.values():
+        best = next((entry for entry in every if is_of_kind(entry.layout)), None)
+        if best is not None:
+            assert any(is_of_kind(entry.layout) for entry in few)
+            assert best.layout in listed
 
 
 PINNED = {

@@ -29,7 +29,7 @@ from fsdpplan.cli.views.explained import (
     runners_up,
 )
 from fsdpplan.cli.views.render import blocks, columns, facts, listed, tell, wrapped
-from fsdpplan.cli.views.screen import MOST_RUNNERS_UP, estimate_screen
+from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cli.views.why import why_json, why_screen
 from fsdpplan.cost.explained import explained_step, learned_term
 from fsdpplan.cost.explained_memory import explained_memory
@@ -200,8 +200,9 @@ def explanation(plan: Plan) -> Explanation:
     return Explanation(
         step=(*explained_step(plan.case), *learned),
         memory=explained_memory(plan.case),
-        runners_up=runners_up(plan, most=MOST_RUNNERS_UP),
+        runners_up=runners_up(plan),
         chosen=Priced(case=plan.case, estimate=plan.estimate),
+        reason=next((one.reason for one in plan.alternatives if one.layout == plan.layout), ""),
     )
 
 

@@ -39,8 +39,8 @@ from fsdpplan.cli.resolve.found import Found, advised, best_of, plan_of, searche
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of, resolve
 from fsdpplan.cli.resolve.training import with_data
 from fsdpplan.cli.views.answer import goodput_said, recommend_json
+from fsdpplan.cli.views.first_screen import recommend_screen
 from fsdpplan.cli.views.render import blocks, columns, note
-from fsdpplan.cli.views.screen import recommend_screen
 from fsdpplan.cli.views.unfit import nothing_fits
 from fsdpplan.cost.estimate import unbuilt_words
 from fsdpplan.cost.memory.peak import available_bytes

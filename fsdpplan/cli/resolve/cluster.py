@@ -206,5 +206,5 @@ def _default(options: ClusterOptions) -> Resolved[None]:
     return Resolved(
         value=None,
         sources=(("cluster", f"{BY_DEFAULT}{why}"),),
-        assumptions=(f"{why}, so the hardware is profile {DEFAULT_HARDWARE} (--hardware)",),
+        assumptions=(f"hardware {DEFAULT_HARDWARE}, as {why} (--hardware)",),
     )

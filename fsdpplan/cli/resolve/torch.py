@@ -68,7 +68,7 @@ def supported(release: TorchRelease, source: str) -> Resolved[TorchRelease]:
 
 def _assumed(why: str) -> Resolved[TorchRelease]:
     found, release = probe.installed_torch(), probe.default_torch()
-    which = "the one installed here" if release == found else "as none is installed here"
+    which = "installed here" if release == found else "as none is installed here"
     if found is not None and found < OLDEST:
         which = f"the oldest that the trainer runs under: {found} is installed here"
     return Resolved(

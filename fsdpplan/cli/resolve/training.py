@@ -145,7 +145,7 @@ def _global_batch(
     if is_fine_tuning(options):
         usual = fine_tuning_batch(seq_len=draft.seq_len, gpus=cluster.gpus)
     batch = legal_global_batch(model=model, cluster=cluster, training=draft, pins=pins, usual=usual)
-    words = f"a global batch of {batch:,} sequences, {format_count(batch * draft.seq_len)} tokens"
+    words = f"batches of {batch:,} sequences, {format_count(batch * draft.seq_len)} tokens"
     if usual is not None:
         # asked again about the plan, it is one that was said
         sources = (("training.global_batch", "flag --fine-tune"),)
@@ -251,10 +251,10 @@ def _room_taken(training: Training, options: TrainingOptions, cluster: Cluster) 
     lines = []
     if options.headroom is None:
         share = _whole_percent(training.headroom_fraction)
-        lines.append(f"{share} of the device memory left free (--headroom)")
+        lines.append(f"{share} of device memory left free (--headroom)")
     if options.fits is None and peak_log_error(cluster.device):
         share = _whole_percent(training.fits_fraction)
-        lines.append(f"a chance of {share} at least to fit in device memory (--fits)")
+        lines.append(f"at least {share} sure to fit (--fits)")
     return tuple(lines)
 
 

@@ -58,29 +58,37 @@ def answer_lines(
 ) -> str:
     """The layout and its prediction; `more` is said of the whole training."""
     step = estimate.step_seconds
-    evidence = EVIDENCE[inputs.cluster.device.evidence]
-    if estimate.learned is not None:
-        evidence = _learned(estimate.learned)
     pairs = [
         ("degrees", degrees(layout)),
         ("policy", policy(layout)),
         ("batch", batch_words(layout)),
-        ("step", f"{format_seconds(step.expected)} (80 % band {_band(estimate)}; {evidence})"),
+        (
+            "step",
+            f"{format_seconds(step.expected)} (80 % band {_band(estimate)}; "
+            f"{trust(inputs, estimate)})",
+        ),
         (
             "tokens/s",
             f"{estimate.tokens_per_second:,.0f} "
             f"({estimate.tokens_per_second_per_gpu:,.0f} per {inputs.cluster.device.unit})",
         ),
         ("MFU", _mfu(inputs, estimate)),
-        *_phases(estimate),
-        *(whole := [*_time_to_train(inputs, estimate), *more]),
+        *phase_steps(estimate),
+        *(whole := [*time_to_train(inputs, estimate), *more]),
         *([("left out", LEFT_OUT)] if whole else []),
         ("memory", _memory_needed(inputs, estimate.memory)),
-        *_other_peaks(estimate.memory),
+        *other_peaks(estimate.memory),
         ("bottleneck", estimate.bottleneck),
     ]
     heading = wrapped(describe(layout, inputs.cluster), width=width)
     return f"{heading}\n\n{facts(pairs, width=width)}"
+
+
+def trust(inputs: Inputs, estimate: Estimate) -> str:
+    """What the time of the step rests on."""
+    if estimate.learned is not None:
+        return _learned(estimate.learned)
+    return EVIDENCE[inputs.cluster.device.evidence]
 
 
 def _mfu(inputs: Inputs, estimate: Estimate) -> str:
@@ -170,7 +178,7 @@ def _peak_band(memory: MemoryBreakdown) -> str:
     return f" (80 % band {lower} to {upper})"
 
 
-def _other_peaks(memory: MemoryBreakdown) -> list[tuple[str, str]]:
+def other_peaks(memory: MemoryBreakdown) -> list[tuple[str, str]]:
     """Peaks outside of the step, where they are higher, and what stands on the host."""
     pairs = []
     for name, peak in (
@@ -190,7 +198,7 @@ def _band(estimate: Estimate) -> str:
     return f"{lower} to {upper}"
 
 
-def _phases(estimate: Estimate) -> list[tuple[str, str]]:
+def phase_steps(estimate: Estimate) -> list[tuple[str, str]]:
     """The step of each part of a run whose precision changes; that above is their mean."""
     if not estimate.phases:
         return []
@@ -204,7 +212,7 @@ def _phases(estimate: Estimate) -> list[tuple[str, str]]:
     return [("step of each", "; ".join(words))]
 
 
-def _time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
+def time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
     tokens, steps = inputs.training.tokens, inputs.training.steps
     if tokens is None or steps is None:
         return []

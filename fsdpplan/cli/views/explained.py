@@ -9,14 +9,25 @@ from typing import Any
 
 from fsdpplan.cli.views.difference import difference_document, told_terms, verdict
 from fsdpplan.cli.views.render import blocks, wrapped
+from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
 from fsdpplan.cost.explained import Explained, Input
 from fsdpplan.search.advice.difference import Priced, difference, lost_and_won
 from fsdpplan.search.advice.words import degrees, differences
+from fsdpplan.search.question import LEAST_HEADROOM_FRACTION
 from fsdpplan.spec.plan import Plan, RankedLayout
 from fsdpplan.units import format_gib, format_percent, format_seconds
 
 DIGITS = 5
 """Of an input: so many that the term comes out in all of the digits that it is printed with."""
+
+TIES = (
+    f"A tie is what is slower than the fastest by no more than the error of the comparison, and by "
+    f"{MOST_INDISTINGUISHABLE_FRACTION:.0%} at most. It goes to the simpler layout: the fewest "
+    "kinds of parallelism, then the fewest unusual settings, then "
+    f"{LEAST_HEADROOM_FRACTION:.0%} of the memory free, then gathers inside a domain of the "
+    "network, then the shortest step."
+)
+"""How a tie is decided (`search.order.Preference`)."""
 
 SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")),
@@ -37,6 +48,8 @@ class Explanation:
     memory: tuple[Explained, ...]
     runners_up: tuple[tuple[RankedLayout, Priced], ...]
     """The next layouts of the plan's list."""
+    reason: str
+    """Why the plan's layout is the first of its list; empty: that is not known."""
     chosen: Priced
 
 
@@ -71,6 +84,7 @@ def explained_screen(found: Explanation, *, width: int) -> str:
         wrapped("How the peak of the fullest device is made up, likewise", width=width),
         _terms(found.memory, shared, width),
         wrapped(f"Derived in {', '.join(_chapters(found))}.", width=width),
+        wrapped(f"Why this layout: {found.reason}. {TIES}", width=width) if found.reason else "",
         _runners_up(found, width),
     )
 
@@ -148,12 +162,15 @@ def _runners_up(found: Explanation, width: int) -> str:
     return "\n".join(lines)
 
 
-def runners_up(plan: Plan, *, most: int) -> tuple[tuple[RankedLayout, Priced], ...]:
-    """The plan's list without its own layout."""
+MOST_RUNNERS_UP = 4
+
+
+def runners_up(plan: Plan) -> tuple[tuple[RankedLayout, Priced], ...]:
+    """The next `MOST_RUNNERS_UP` of the plan's list."""
     others = [one for one in plan.alternatives if one.layout != plan.layout]
     return tuple(
         (one, Priced(case=replace(plan.case, layout=one.layout), estimate=one.estimate))
-        for one in others[:most]
+        for one in others[:MOST_RUNNERS_UP]
     )
 
 

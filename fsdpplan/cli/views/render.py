@@ -68,6 +68,25 @@ def listed(heading: str, items: Iterable[str], *, width: int) -> str:
     return "\n".join([heading, *lines]) if lines else ""
 
 
+def flowing(heading: str, items: Sequence[str], *, width: int) -> str:
+    """A heading, and the items below it: as many per line as it holds whole."""
+    if not items:
+        return ""
+    lines: list[str] = []
+    for item in map(printable, items):
+        joined = f"{lines[-1]}; {item}" if lines else ""
+        if lines and len(joined) + len(FLOWING) <= min(width, PROSE_COLUMNS):
+            lines[-1] = joined
+        else:
+            lines.append(item)
+    shown = [wrapped(line, width=width, first=FLOWING, then=f"{FLOWING}  ") for line in lines]
+    return "\n".join([heading, *shown])
+
+
+FLOWING = "    "
+"""Before the lines of what flows."""
+
+
 def facts(pairs: Sequence[tuple[str, str]], *, width: int) -> str:
     """`name  value` lines, the values in one column and wrapped within it."""
     name_width = max(len(name) for name, _ in pairs)
@@ -106,6 +125,32 @@ def table(
     if max(map(len, text.splitlines())) + 2 > width:
         return "\n".join(_record(headers, row, width) for row in cells)
     return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
+
+
+def rows_with_notes(
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    *,
+    headers: Sequence[str],
+    align: Sequence[str],
+    width: int,
+) -> str:
+    """Rows under headers, each with a note beside its cells, which is wrapped there; below them
+    where it would have less than `LEAST_NOTE` columns."""
+    cells = aligned([headers, *rows], align=align).splitlines()
+    indent = max(map(len, cells)) + 2
+    if width - indent < LEAST_NOTE:
+        pairs = zip(cells[1:], notes, strict=True)
+        below = [f"{row}\n{wrapped(note, width=width, first=' ' * 6)}" for row, note in pairs]
+        return "\n".join([cells[0], *below])
+    lines = [wrapped("note", width=width, first=f"{cells[0]:<{indent}}")]
+    for row, note in zip(cells[1:], notes, strict=True):
+        lines.append(wrapped(note, width=width, first=f"{row:<{indent}}", then=" " * indent))
+    return "\n".join(lines)
+
+
+LEAST_NOTE = 20
+"""Columns of a note that stands beside a row."""
 
 
 def _record(headers: Sequence[str], row: Sequence[str], width: int) -> str:

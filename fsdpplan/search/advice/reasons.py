@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
 from fsdpplan.search.advice.words import domain_words
 from fsdpplan.search.order import (
     Difference,
@@ -45,6 +44,8 @@ class Reason:
     quantity: str
     """In what the row differs from the other: a field of `Preference`, or a part of the step."""
     words: str
+    note: str
+    """The same in a few words, for a row of a table that has the times beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,30 +82,35 @@ class Reasons:
     def _for_first(self) -> Reason:
         first, fastest = self.first, self.order.fastest
         if first is fastest:
-            return Reason(quantity="seconds", words="the fastest of all that fit")
+            fastest_of_all = "the fastest of all that fit"
+            return Reason(quantity="seconds", words=fastest_of_all, note="the fastest")
         quantity = self._decided_by(first, fastest)
         preferred = comparison(quantity, better=first, worse=fastest, cluster=self.cluster).gain
-        most, error = MOST_INDISTINGUISHABLE_FRACTION, self.error(first)
-        counted = f" (of which {most:.0%} count)" if error > most else ""
         words = (
             f"{self.behind(first):.1%} slower than the fastest (rank {self.fastest_rank}), a tie "
-            f"within the {error:.1%} error of the comparison{counted}. Preferred for {preferred}"
+            f"within the {self.error(first):.1%} error of the comparison. Preferred because it "
+            f"{preferred}"
         )
-        return Reason(quantity=quantity, words=words)
+        return Reason(quantity=quantity, words=words, note=preferred)
 
     def _not_apart(self, entry: Entry) -> Reason:
         quantity = self._decided_by(entry, self.first)
         lost = comparison(quantity, better=self.first, worse=entry, cluster=self.cluster).loss
+        short = lost.removeprefix("it ")
         if entry is self.order.fastest:
-            return Reason(quantity=quantity, words=f"the fastest; {lost}")
-        return Reason(quantity=quantity, words=f"{self._share(entry)}, a tie; {lost}")
+            words, note = f"the fastest; {lost}", f"the fastest; {short}"
+            return Reason(quantity=quantity, words=words, note=note)
+        words = f"{self._share(entry)}, a tie; {lost}"
+        return Reason(quantity=quantity, words=words, note=f"a tie; {short}")
 
     def _decided_by(self, one: Entry, other: Entry) -> str:
         return decided_by(preference(one, self.cluster), preference(other, self.cluster))
 
     def _apart(self, entry: Entry) -> Reason:
         term, words = slowest_term(entry, self.order.fastest)
-        return Reason(quantity=term, words=f"{self._share(entry)}: {words}")
+        cause, _, _ = words.partition(" (")
+        note = f"{self.behind(entry):.1%} slower: {cause}"
+        return Reason(quantity=term, words=f"{self._share(entry)}: {words}", note=note)
 
     def _share(self, entry: Entry) -> str:
         error = self.error(entry)
@@ -113,7 +119,8 @@ class Reasons:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One difference of two rows, as a gain of the better and as a loss of the worse."""
+    """One difference of two rows: what is said of the better after "because it", and of the worse
+    in a clause of its own."""
 
     gain: str
     loss: str
@@ -123,46 +130,60 @@ def comparison(quantity: str, *, better: Entry, worse: Entry, cluster: Cluster) 
     """What `better` has before `worse` in `quantity`, the first thing in which they differ."""
     match quantity:
         case "kinds":
-            return _fewer("kinds of parallelism", kinds, better[0], worse[0])
+            spared = _without(kinds, better[0], worse[0])
+            return Comparison(
+                gain=f"needs no {' or '.join(spared)} parallelism",
+                loss=f"it needs {' and '.join(spared)} parallelism",
+            )
         case "weight":
-            return _instead(_kinds_words(better[0], worse[0]), _kinds_words(worse[0], better[0]))
+            return _instead(
+                "uses", _kinds_words(better[0], worse[0]), _kinds_words(worse[0], better[0])
+            )
         case "form":
-            return _instead(*(_form_words(form(one[0], cluster)) for one in (better, worse)))
+            return _instead(
+                "holds", *(_form_words(form(one[0], cluster)) for one in (better, worse))
+            )
         case "settings":
-            return _fewer("unusual settings", unusual, better[0], worse[0])
+            spared = ", ".join(_without(unusual, better[0], worse[0]))
+            return Comparison(
+                gain=f"has fewer unusual settings (without {spared})",
+                loss=f"it has more unusual settings ({spared})",
+            )
         case "is_tight":
             return _roomier(better, worse, cluster.device.memory_bytes)
         case "is_wide":
             inside = domain_words(cluster, cluster.levels[-2].domain_gpus)
             return Comparison(
-                gain=f"gathers that stay inside {inside}",
-                loss=f"gathers that leave {inside}",
+                gain=f"gathers parameters inside {inside}",
+                loss=f"it gathers parameters beyond {inside}",
             )
         case "seconds":
-            return Comparison(gain="faster and no less simple", loss="slower and no simpler")
+            return Comparison(
+                gain="is faster and no less simple", loss="it is slower and no simpler"
+            )
         case "peak_bytes":
             less = format_gib(_peak(worse) - _peak(better))
-            return Comparison(gain=f"{less} less memory", loss=f"{less} more memory")
+            return Comparison(gain=f"needs {less} less memory", loss=f"it needs {less} more memory")
         case _:
-            same = "as fast, as simple and as large"
-            return Comparison(gain=same, loss=same)
+            same = "is as fast, as simple and as large"
+            return Comparison(gain=same, loss=f"it {same}")
 
 
-def _fewer(
-    what: str, names: Callable[[Layout], tuple[str, ...]], better: Layout, worse: Layout
-) -> Comparison:
-    """Fewer things of a kind, and which of them the better one does without."""
-    spared = ", ".join(name for name in names(worse) if name not in names(better))
-    return Comparison(gain=f"fewer {what} (without {spared})", loss=f"more {what} ({spared})")
+def _without(
+    names: Callable[[Layout], tuple[str, ...]], better: Layout, worse: Layout
+) -> tuple[str, ...]:
+    """The things of a kind that `worse` has and `better` has not."""
+    return tuple(name for name in names(worse) if name not in names(better))
 
 
-def _instead(better: str, worse: str) -> Comparison:
-    return Comparison(gain=f"{better} in place of {worse}", loss=f"{worse} in place of {better}")
+def _instead(verb: str, better: str, worse: str) -> Comparison:
+    return Comparison(
+        gain=f"{verb} {better} in place of {worse}", loss=f"it {verb} {worse} in place of {better}"
+    )
 
 
 def _kinds_words(layout: Layout, other: Layout) -> str:
-    own = [kind for kind in kinds(layout) if kind not in kinds(other)]
-    return f"{' and '.join(own)} parallelism"
+    return f"{' and '.join(_without(kinds, other, layout))} parallelism"
 
 
 def _form_words(number: int) -> str:
@@ -174,8 +195,8 @@ def _form_words(number: int) -> str:
 def _roomier(better: Entry, worse: Entry, device_bytes: int) -> Comparison:
     free, less = (format_gib(device_bytes - _peak(entry)) for entry in (better, worse))
     return Comparison(
-        gain=f"more head-room ({free} left free, not {less})",
-        loss=f"less head-room ({less} left free, not {free})",
+        gain=f"leaves more memory free ({free}, not {less})",
+        loss=f"it leaves less memory free ({less}, not {free})",
     )
 
 

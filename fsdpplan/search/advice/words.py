@@ -106,6 +106,44 @@ def describe(layout: Layout, cluster: Cluster) -> str:
     return ", ".join(parts)
 
 
+def compact(layout: Layout) -> str:
+    """A layout in a cell of a table: `HSDP 8 x 8, TP 4, EP 8, recompute op`."""
+    parts = []
+    if layout.data_parallel * layout.cp > 1:
+        copies = f"{layout.dp_replicate} x " if layout.dp_replicate > 1 < layout.dp_shard else ""
+        ranks = layout.dp_shard if layout.dp_shard > 1 else layout.dp_replicate
+        parts.append(f"{_family(layout)} {copies}{ranks}")
+    degrees = (("TP", layout.tp), ("CP", layout.cp), ("EP", layout.expert_ranks), ("PP", layout.pp))
+    parts += [f"{words} {degree}" for words, degree in degrees if degree > 1]
+    if layout.activation_checkpointing != "none":
+        parts.append(f"recompute {layout.activation_checkpointing}")
+    if layout.offload != "none":
+        parts.append("offload")
+    return ", ".join(parts) or "one GPU"
+
+
+def settings(layout: Layout) -> tuple[str, ...]:
+    """The settings that a person would name beside the degrees."""
+    is_none = layout.activation_checkpointing == "none"
+    return (
+        "no recomputation" if is_none else f"recompute {layout.recomputation}",
+        micro_batches(layout),
+        *(["state and optimizer on the host"] if layout.offload != "none" else []),
+        *([f"loss in {layout.loss_chunks} pieces"] if layout.loss_chunks > 1 else []),
+        *([] if layout.compile else ["eager"]),
+    )
+
+
+def micro_batches(layout: Layout) -> str:
+    """How many sequences a rank takes at once, and how often in a step."""
+    number = layout.num_microbatches
+    if layout.pp > 1:
+        return f"micro-batch {layout.micro_batch}, {number} of them in the pipeline"
+    if number == 1:
+        return f"micro-batch {layout.micro_batch}"
+    return f"micro-batch {layout.micro_batch}, {number} accumulation steps"
+
+
 def name(layout: Layout) -> str:
     """The family in a word or two: "DDP", "FSDP", "HSDP", "TP + FSDP", ..."""
     families = []

@@ -21,7 +21,7 @@ from math import inf
 from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
 from fsdpplan.search.bounds.fitting import Fitting
 from fsdpplan.search.enumerate import Degrees
-from fsdpplan.search.order import Entry, seconds
+from fsdpplan.search.order import COMPARED, Entry, seconds
 from fsdpplan.search.space import Space, entry_of
 from fsdpplan.spec.layout import Layout
 
@@ -86,9 +86,9 @@ class Group:
         return self.degrees.offload != "none"
 
     @property
-    def is_data_parallel(self) -> bool:
-        """Whether every rank computes whole layers of its own sequences."""
-        return self.degrees.tp == self.degrees.pp == self.degrees.cp == 1
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of `COMPARED` to which all of its layouts belong."""
+        return tuple(kind for kind, is_of_kind in COMPARED.items() if is_of_kind(self.degrees))
 
 
 @dataclass(slots=True)
@@ -105,19 +105,20 @@ class Frontier:
     def price_listed(self, limit: int) -> list[Group]:
         """The groups that may be listed, each with its fastest layout priced.
 
-        Beyond the reach of the `limit`-th fastest group nothing can be listed, but for the best
-        data-parallel one. State on the host is what nobody prefers: as long as the fastest has
-        none there, such a group is only looked at to be faster than it.
+        Beyond the reach of the `limit`-th fastest group nothing can be listed, but for the best of
+        each kind of `COMPARED`. State on the host is what nobody prefers: as long as the fastest
+        has none there, such a group is only looked at to be faster than it.
         """
         best: dict[int, float] = {}
-        bound = data_parallel = fastest = inf
+        of_kinds = dict.fromkeys(COMPARED, inf)
+        bound = fastest = inf
         spare_leads = False
         heap = [(group.floor, index) for index, group in enumerate(self.groups)]
         heapify(heap)
         while heap:
             floor, index = heappop(heap)
             group = self.groups[index]
-            most = max(bound, data_parallel) if group.is_data_parallel else bound
+            most = max([bound, *(of_kinds[kind] for kind in group.kinds)])
             if group.is_spare and not spare_leads:
                 most = min(most, fastest)
             if floor == inf or floor > min(most, best.get(index, inf)):
@@ -131,8 +132,8 @@ class Frontier:
                 spare_leads = group.is_spare if group.best < fastest else spare_leads
                 fastest = ways[0]
                 bound = max(kth, REACH * fastest)
-                if group.is_data_parallel:
-                    data_parallel = min(data_parallel, group.best)
+                for kind in group.kinds:
+                    of_kinds[kind] = min(of_kinds[kind], group.best)
             heappush(heap, (group.floor, index))
         return [self.groups[index] for index in best]
 

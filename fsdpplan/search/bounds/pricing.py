@@ -13,7 +13,15 @@ from math import inf
 
 from fsdpplan.search.bounds.frontier import REACH, Frontier, Group, Known, Promise
 from fsdpplan.search.bounds.leanest import Leanest
-from fsdpplan.search.order import Difference, Entry, by_time, is_tied, seconds, simplicity
+from fsdpplan.search.order import (
+    Difference,
+    Entry,
+    by_time,
+    is_data_parallel,
+    is_tied,
+    seconds,
+    simplicity,
+)
 from fsdpplan.search.refine import NEAR, Refining
 from fsdpplan.search.space import Space, entry_of
 from fsdpplan.spec.layout import Layout
@@ -171,8 +179,3 @@ def _price_preferred(
                 left.append(one)
     group.promises = [*left, *(one for _, one in near)]
     heapify(group.promises)
-
-
-def is_data_parallel(layout: Layout) -> bool:
-    """Whether every rank computes whole layers of its own sequences."""
-    return layout.tp == layout.pp == layout.cp == 1

@@ -59,21 +59,22 @@ def test_the_screen_answers_which_will_it_fit_and_how_fast(
 ) -> None:
     out, err = ask(capsys, *ASKED)
     for said in (
-        "llama-3.2-3b, 3.21 B parameters",
-        "2 nodes of 8 x h100-sxm-80g",
-        "80 % band",
+        "llama-3.2-3b (3.21 B parameters) on 16 x h100-sxm-80g (2 nodes, dgx-h100)",
+        "  USE   ",
+        "(80 %: ",
         "tokens/s",
         "MFU",
         "to train",
         "GiB per GPU",
-        "bottleneck",
-        "Time of a step",
-        "Memory of the fullest GPU",
-        "Searched",
-        "Assumed",
+        "sure to fit",
+        "  limit ",
+        "fitted from published runs",
+        "Alternatives",
+        "Guessed",
+        "explain",
         "sequences of 4,096 tokens (--seq-len)",
-        "8 % of the device memory left free (--headroom)",
-        "a chance of 95 % at least to fit in device memory (--fits)",
+        "8 % of device memory left free (--headroom)",
+        "at least 95 % sure to fit (--fits)",
     ):
         assert said in out
     assert "saved as fsdpplan.json" in err
@@ -218,11 +219,13 @@ def test_the_screen_says_what_the_band_stands_on_and_counts_memory_three_ways(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flat = " ".join(ask(capsys, *ASKED)[0].split())
+    assert "trust fitted from published runs" in flat
+    flat = " ".join(ask(capsys, "explain")[0].split())
     assert "fitted from published runs)" in flat
     assert "GiB allocated" in flat
     assert "GiB reserved" in flat
-    pipeline = words("recommend --model llama-3.2-3b --gpus 16 --pp 4 --global-batch 256")
-    flat = " ".join(ask(capsys, *pipeline)[0].split())
+    ask(capsys, *words("recommend --model llama-3.2-3b --gpus 16 --pp 4 --global-batch 256"))
+    flat = " ".join(ask(capsys, "explain")[0].split())
     assert "of 4 is the fullest, the emptiest needs" in flat
 
 
@@ -233,7 +236,9 @@ def test_what_ties_with_the_fastest_is_named(
     ranks = ask_json(capsys, *given)["not_told_apart"]
     assert len(ranks) > 1
     flat = " ".join(ask(capsys, *given)[0].split())
-    assert f"Ranks 1 to {ranks[-1]} are a tie; ties go to the simpler layout" in flat
+    assert f"(ranks 1 to {ranks[-1]} tie: inside the model's error)" in flat
+    flat = " ".join(ask(capsys, "explain")[0].split())
+    assert "It goes to the simpler layout: the fewest kinds of parallelism" in flat
 
 
 @pytest.mark.sampled(1)
@@ -260,7 +265,7 @@ def test_the_fastest_is_on_the_screen_and_in_the_json_with_the_figures_said_of_i
     assert said.startswith(f"{steps[0] / min(steps) - 1:.1%} slower than the fastest (rank {rank})")
     flat = " ".join(ask(capsys, *words(asked))[0].split())
     shown = re.search(
-        rf" {rank} ([0-9.]+) (m?s), [0-9.]+ GiB, fits [a-z0-9 ]+ %: [^:]*? the fastest; ", flat
+        rf" {rank} [A-Z][A-Za-z0-9, ]*? ([0-9.]+) (m?s) [0-9.]+ GiB the fastest; ", flat
     )
     assert shown is not None
     unit_seconds = 1e-3 if shown[2] == "ms" else 1.0

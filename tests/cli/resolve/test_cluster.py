@@ -126,9 +126,7 @@ def test_without_gpus_the_hardware_is_the_default(monkeypatch: pytest.MonkeyPatc
     on_a_machine_without_gpus(monkeypatch)
     answer = found(gpus=64)
     assert answer.value.cluster == load_cluster("dgx-h100", gpus=64).cluster
-    assert answer.assumptions == (
-        "no GPU was found here, so the hardware is profile dgx-h100 (--hardware)",
-    )
+    assert answer.assumptions == ("hardware dgx-h100, as no GPU was found here (--hardware)",)
     with pytest.raises(SpecError, match="no GPU was found here: say how many"):
         found()
 

@@ -48,7 +48,7 @@ def document(capsys: pytest.CaptureFixture[str], *given: str) -> dict[str, Any]:
 
 def test_the_torch_installed_here_is_assumed_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, ASKED)
-    assert f"torch {HERE}, the one installed here (--torch)" in text
+    assert f"torch {HERE}, installed here (--torch)" in text
     plan = read_plan("fsdpplan.json")
     assert (plan.training.torch, plan.torch_source) == (HERE, "default")
     assert plan.known_torch is None
@@ -90,7 +90,7 @@ def test_a_python_and_an_image_are_asked(
     assert found["training"]["torch"] == "2.10"
     assert found["sources"]["training.torch"] == f"image {image}"
     text = said(capsys, (*ASKED, "--container", "team.sqsh"))
-    assert f"torch {HERE}, the one installed here, since nothing is known of team.sqsh" in text
+    assert f"torch {HERE}, installed here, since nothing is known of team.sqsh" in text
 
 
 @pytest.mark.parametrize(

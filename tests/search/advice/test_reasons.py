@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.band import difference_fraction
 from fsdpplan.search.advice.reasons import FORMS, Reasons
-from fsdpplan.search.bounds.pricing import is_data_parallel
 from fsdpplan.search.order import (
     Difference,
     Entry,
@@ -58,7 +57,7 @@ def shown(
     """The list of `entries` as the search makes it."""
     order = in_order(entries, difference=difference, cluster=cluster)
     assert order is not None
-    rows = listed(order, limit=limit, is_wanted=is_data_parallel)
+    rows = listed(order, limit=limit)
     reasons = Reasons(
         order=order,
         fastest_rank=1 + next(i for i, row in enumerate(rows) if row is order.fastest),
@@ -82,21 +81,21 @@ def test_a_first_that_is_behind_says_by_how_much_of_what_error_and_what_it_has()
     fast = entry(compute=10, dp_shard=8, tp=2, **TP)
     assert told(fast, entry(compute=10.2)) == [
         "2.0% slower than the fastest (rank 2), a tie within the 2.5% error of the comparison. "
-        "Preferred for fewer kinds of parallelism (without tensor)",
-        "the fastest; more kinds of parallelism (tensor)",
+        "Preferred because it needs no tensor parallelism",
+        "the fastest; it needs tensor parallelism",
     ]
     said, _ = told(fast, entry(compute=10.2), error=0.1)
-    assert "within the 10.0% error of the comparison (of which 3% count)" in said
+    assert "within the 10.0% error of the comparison. Preferred" in said
     roomy = entry(compute=10.2, micro_batch=2, device_bytes=53 * 2**30)
     said, of_fast = told(entry(compute=10, device_bytes=73 * 2**30), roomy)
-    assert said.endswith("more head-room (26.1 GiB left free, not 6.1 GiB)")
-    assert of_fast == "the fastest; less head-room (6.1 GiB left free, not 26.1 GiB)"
+    assert said.endswith("because it leaves more memory free (26.1 GiB, not 6.1 GiB)")
+    assert of_fast == "the fastest; it leaves less memory free (6.1 GiB, not 26.1 GiB)"
 
 
 def test_one_that_ties_says_what_stands_against_it() -> None:
     first = entry(compute=10.0)
     for other, loss in (
-        (entry(compute=10.1, dp_shard=8, cp=2), "more kinds of parallelism (context)"),
+        (entry(compute=10.1, dp_shard=8, cp=2), "it needs context parallelism"),
         (entry(compute=10.1, dp_shard=2, dp_replicate=8), "copies of shards that fill no domain"),
         (entry(compute=10.1, dp_shard=8, dp_replicate=2), "slower and no simpler"),
     ):
@@ -190,7 +189,7 @@ def _the_first_is_true(list_: Shown, words: str) -> None:
     share = seconds(list_.first) / seconds(list_.fastest) - 1
     assert found[1] == f"{share:.1%}"
     assert list_.rows[int(found[2]) - 1] is list_.fastest
-    gain = words.rpartition("Preferred for ")[2]
+    gain = words.rpartition("Preferred because it ")[2]
     _comparison_is_true(gain, worse=list_.fastest, better=list_.first, cluster=list_.cluster)
 
 
@@ -209,10 +208,9 @@ def used(layout: Layout) -> set[str]:
 def _comparison_is_true(words: str, *, worse: Entry, better: Entry, cluster: Cluster) -> None:
     """The one is worse than the other in what `words` name, and in nothing named before it."""
     named = re.search(r"\((?:without )?(.+)\)", words)
-    if "kinds of parallelism" in words:
-        assert named
+    if kinds := re.fullmatch(r"(?:needs no|it needs) (.+) parallelism", words):
         assert len(used(worse[0])) > len(used(better[0]))
-        assert set(named[1].split(", ")) == used(worse[0]) - used(better[0])
+        assert set(re.split(" or | and ", kinds[1])) == used(worse[0]) - used(better[0])
     elif "unusual settings" in words:
         assert named
         assert len(used(worse[0])) == len(used(better[0]))
@@ -227,7 +225,7 @@ def _comparison_is_true(words: str, *, worse: Entry, better: Entry, cluster: Clu
         assert _held(worse[0], cluster) in words
         assert _held(better[0], cluster) in words
         assert form(worse[0], cluster) > form(better[0], cluster)
-    elif "head-room" in words:
+    elif "memory free" in words:
         assert named
         free, less = (_free(one, cluster) for one in (better, worse))
         assert free > less
@@ -237,9 +235,9 @@ def _comparison_is_true(words: str, *, worse: Entry, better: Entry, cluster: Clu
         assert simplicity(worse[0], cluster) == simplicity(better[0], cluster)
     elif "memory" in words:
         assert seconds(worse) == seconds(better)
-        assert words.startswith(format_gib(_free(better, cluster) - _free(worse, cluster)))
+        assert format_gib(_free(better, cluster) - _free(worse, cluster)) in words
     else:
-        assert words == "as fast, as simple and as large"
+        assert words.removeprefix("it ") == "is as fast, as simple and as large"
         assert seconds(worse) == seconds(better)
         assert _free(worse, cluster) == _free(better, cluster)
         assert simplicity(worse[0], cluster) == simplicity(better[0], cluster)
