@@ -130,7 +130,7 @@ def _trust(inputs: Inputs, estimate: Estimate) -> str:
     words = trust(inputs, estimate)
     if estimate.learned is not None or inputs.cluster.device.evidence == "measured":
         return words
-    return f"{words}; a first run, or fsdpplan calibrate, narrows the bands"
+    return f"{words}; a run or fsdpplan calibrate narrows it"
 
 
 def runners_up(result: SearchResult) -> list[RankedLayout]:

@@ -79,7 +79,8 @@ def _model(inputs: Inputs) -> str:
     model = inputs.model
     total = f"{format_count(parameter_count(model))} parameters"
     if model.experts is not None:
-        total += f", {format_count(active_parameter_count(model))} active"
+        total += f", {format_count(active_parameter_count(model))} active by "
+        total += f"{model.experts.active} of {model.experts.experts} experts"
     return f"{model.name} ({total})"
 
 

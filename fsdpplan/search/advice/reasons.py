@@ -144,10 +144,10 @@ def comparison(quantity: str, *, better: Entry, worse: Entry, cluster: Cluster) 
                 "holds", *(_form_words(form(one[0], cluster)) for one in (better, worse))
             )
         case "settings":
-            spared = ", ".join(_without(unusual, better[0], worse[0]))
+            more = ", ".join(_without(unusual, better[0], worse[0]))
             return Comparison(
-                gain=f"has fewer unusual settings (without {spared})",
-                loss=f"it has more unusual settings ({spared})",
+                gain=f"has fewer unusual settings (without {more})",
+                loss=f"it has more unusual settings ({more})",
             )
         case "is_tight":
             return _roomier(better, worse, cluster.device.memory_bytes)

@@ -193,11 +193,11 @@ def test_the_same_question_gets_the_same_answer(capsys: pytest.CaptureFixture[st
 MIXTURES = {
     "mixtral-8x7b": (
         words("recommend --model mixtral-8x7b --gpus 64"),
-        ("46.7 B parameters, 12.9 B active (2 of 8 experts)", "ep "),
+        ("46.7 B parameters, 12.9 B active by 2 of 8 experts", "ep "),
     ),
     "two counts": (
         words("recommend --params 235e9 --active-params 22e9 --gpus 256"),
-        ("22.0 B active (8 of 128 experts)", "ep "),
+        ("22.0 B active by 8 of 128 experts", "ep "),
     ),
 }
 
