@@ -18,8 +18,9 @@ from dataclasses import dataclass, fields, replace
 from math import erf, log, sqrt
 
 from fsdpplan.cost.band import step_interval, widened
+from fsdpplan.cost.block.operators import repeated_operators
+from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.kernels.compute import device_parts
-from fsdpplan.cost.kernels.operators import repeated_products
 from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.model.params import (
     attention_forward_flops_per_token,
@@ -38,7 +39,6 @@ from fsdpplan.cost.overlap.passes import Passes, fsdp_passes, replica_passes
 from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes
 from fsdpplan.cost.overlap.timing import (
     block_times,
-    block_work,
     gradient_seconds,
     layout_optimizer_seconds,
 )
@@ -420,11 +420,10 @@ def executed_flops_ratio(case: Case) -> float:
 def _repeated_flops_per_token(case: Case) -> float:
     """FLOPs of one block's forward that backward repeats, a token; as in `recompute_seconds`."""
     work = block_work(case)
-    products = repeated_products(replace(work, tp=1, ep=1))
-    again = sum(product.flops / work.tokens for product in products)
+    operators = repeated_operators(replace(work, tp=1, ep=1))
+    again = sum(each.product.flops / work.tokens for each in operators if each.product)
     training = case.training
     attention = attention_forward_flops_per_token(
         model=case.model, seq_len=training.seq_len, document_tokens=training.document_tokens
     )
-    repeats_attention = case.layout.activation_checkpointing in ("attention", "full")
-    return again + (attention if repeats_attention else 0.0)
+    return again + attention * sum(each.kind == "attention" for each in operators)

@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fsdpplan.cost.block.operators import block_operators, element_wise_bytes, on_device
+from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.estimate import StepTime, rank_passes, slowest_factor, step_time
 from fsdpplan.cost.kernels.attention import head_channels
 from fsdpplan.cost.kernels.compute import (
-    autocast_bytes,
     device_parts,
     element_wise_kernels,
-    fp8_cast_bytes,
 )
-from fsdpplan.cost.kernels.operators import block_products, element_wise_bytes
 from fsdpplan.cost.kernels.rates import memory_bytes_per_second
 from fsdpplan.cost.model.formats import formats, local_tokens
 from fsdpplan.cost.model.params import attention_forward_flops_per_token
@@ -29,7 +28,6 @@ from fsdpplan.cost.network.collectives import wire_bytes
 from fsdpplan.cost.overlap.exposed import slowdown_seconds
 from fsdpplan.cost.overlap.timing import (
     block_times,
-    block_work,
     ends_seconds,
     gradient_seconds,
     in_family,
@@ -267,7 +265,8 @@ def _matmuls(case: Case, kind: _Kind) -> Explained:
     each = kind.forward * forward.matmuls
     each += kind.backward * (kind.again * forward.matmuls + backward.matmuls)
     value = slow.value * micro.value * kind.blocks * each
-    weights = sum(product.flops for product in block_products(work)) / 2 / work.tokens
+    flops = sum(each.product.flops for each in block_operators(work) if each.product)
+    weights = flops / 2 / work.tokens
     peak = device.peak_flops_per_second(work.precision)
     reached = device.fit.matmul_fraction
     reached *= device.fit.fp8_fraction if work.precision == "fp8" else 1.0
@@ -345,19 +344,13 @@ def _attention(case: Case, kind: _Kind) -> Explained:
 
 def _element_wise(case: Case, kind: _Kind) -> Explained:
     work, device = block_work(kind.case), case.cluster.device
-    work = replace(work, mode="none", wrapper_operators=0.0)  # as the device sees it
-    streams, casts, kernels = (
-        element_wise_bytes(work),
-        fp8_cast_bytes(work),
-        element_wise_kernels(work),
-    )
-    copied = autocast_bytes(work)
+    streams, kernels = element_wise_bytes(work), element_wise_kernels(on_device(work))
     forwards = kind.forward + kind.backward * kind.again
 
     def of(forward: float, backward: float) -> float:
         return forwards * forward + kind.backward * backward
 
-    traffic = of(streams[0] + casts[0] + copied, streams[1] + casts[1] + copied)
+    traffic = of(*streams)
     started = of(*kernels)
     slow, micro, start = _slowest(case), _micro_batches(case), device.fit.matmul_start_seconds
     each = traffic / memory_bytes_per_second(device) + started * start
@@ -380,7 +373,7 @@ def _element_wise(case: Case, kind: _Kind) -> Explained:
             number("k", started, "kernels of it"),
             _seconds("l", start, "start of a kernel (matmul_start_seconds, profile)"),
         ),
-        source="cost/kernels/operators.py element_wise_parts; docs/explanation/compute.md",
+        source="cost/block/operators.py block_operators; docs/explanation/compute.md",
     )
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from fsdpplan.cost.kernels.operators import block_products
-from fsdpplan.cost.kernels.rates import BlockWork
+from fsdpplan.cost.block.operators import block_operators
+from fsdpplan.cost.block.products import block_products
+from fsdpplan.cost.block.work import BlockWork
 from fsdpplan.cost.model.params import dense_view
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import ActivationCheckpointing
@@ -70,3 +71,8 @@ def projection_shapes(drawn: BlockWork) -> tuple[tuple[int, int, int], ...]:
     """(m, n, k) of the products of one block's forward on one rank, in order; m counts the rows of
     all groups, so that 2 m n k are the FLOPs."""
     return tuple((round(p.rows), p.n, p.k) for p in block_products(drawn))
+
+
+def moved(drawn: BlockWork) -> dict[str, tuple[float, float]]:
+    """(forward, backward) bytes of a block's operators by name, those beside products too."""
+    return {o.name: (o.forward_bytes, o.backward_bytes) for o in block_operators(drawn)}

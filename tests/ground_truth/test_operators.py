@@ -10,8 +10,8 @@ import pytest
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fsdpplan.cost.block.work import FSDP_UNIT_OPERATORS, block_work
 from fsdpplan.cost.kernels.compute import operators
-from fsdpplan.cost.overlap.timing import FSDP_UNIT_OPERATORS, block_work
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model

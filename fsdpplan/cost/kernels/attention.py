@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, inf, log
 
+from fsdpplan.cost.block.work import BlockWork
 from fsdpplan.cost.kernels.rates import (
     ALIGNED_BYTES,
-    BlockWork,
     matmul_seconds,
     memory_bytes_per_second,
 )

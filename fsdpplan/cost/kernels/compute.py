@@ -2,10 +2,10 @@
 
     block = max(matmuls + attention + element-wise traffic + kernel starts, what the host needs)
 
-Matmuls by shape (`products`), attention by its tiles at its own efficiency (`attention`),
-element-wise work by bytes over the memory bandwidth (`elementwise`, `experts`, `fp8`), and a floor
-for small shapes: an eager program cannot start operators faster than the host dispatches them
-(`dispatch`). Head, loss and embedding are in `head`, the optimizer in `optimizer`.
+The operators of a block (`cost/block/operators.py`) are priced one by one: matmuls by shape
+(`products`), attention by its tiles at its own efficiency (`attention`), all else by bytes over the
+memory bandwidth. Small shapes have a floor: an eager program cannot start operators faster than the
+host dispatches them. Head, loss and embedding are in `head`, the optimizer in `optimizer`.
 
 Dispatch: what the host does for a block, in operators of an eager program.
 
@@ -14,45 +14,30 @@ one dispatched operator (`kernel_launch_seconds`); what Python adds around opera
 it. Ratios measured on one core with torch 2.13 and a fake process group, an operator that records
 for autograd taking 1.5 us: a call of a module 2.5 us, of an autograd function written in Python
 2.8 us beyond what it calls, forward or backward; a collective 7 us.
-
-fp8: memory traffic of casting and laying out the operands of 8-bit matmuls.
-
-A product of backward reads its operands along the other dimension, and the kernels take one layout
-only, so input, weight and gradient are each needed twice. Bytes an element, forward / backward:
-
-                 input      weight     gradient of the output
-    tensorwise   5 / 7      5 / 7      - / 7      eager: greatest value (2), cast (3), laid out (2)
-                 3 / 3      5 / 3      - / 4      compiled: greatest value with the chain before it
-    rowwise      3 / 5      3 / 5      - / 8      row in one kernel (3), column in two (2 and 3)
-                 1 / 5      3 / 5      - / 6      compiled: rows with the chain before them
-    delayed      4 / 0      4 / 0      - / 4      cast and laid out in one kernel, last steps' scale
-
-Compiled and fused projections of one input share its cast. Weights that FSDP gathers in fp8 are
-only laid out again (0 / 2). The head, attention and the norms stay in 16 bits.
-
-Source: torchao torchao/float8/float8_linear.py (operands saved in 16 bits and cast again in
-backward) and float8_ops.py (layouts); TransformerEngine transformer_engine/pytorch/module/linear.py
-and common/transpose/cast_transpose.cu.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
-from fsdpplan.cost.kernels.attention import attention_backward_seconds, attention_forward_seconds
-from fsdpplan.cost.kernels.operators import (
-    Product,
-    backward_products_seconds,
-    block_products,
+from fsdpplan.cost.block.operators import (
+    Operator,
+    OperatorKind,
+    block_operators,
     element_wise_bytes,
-    forward_product_seconds,
-    repeated_products,
+    on_device,
+    repeated_operators,
 )
-from fsdpplan.cost.kernels.rates import BlockSeconds, BlockWork, memory_bytes_per_second
+from fsdpplan.cost.block.products import block_products
+from fsdpplan.cost.block.work import BlockWork
+from fsdpplan.cost.kernels.attention import attention_backward_seconds, attention_forward_seconds
+from fsdpplan.cost.kernels.products import by_weight_seconds, product_seconds
+from fsdpplan.cost.kernels.rates import BlockSeconds, memory_bytes_per_second
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.spec.cluster import Device
-from fsdpplan.spec.values import replace
 
 COMPILED_OPERATOR_FRACTION = 12 / 32
 """Share of an eager block's operators that remain when the block is compiled: seven matmuls and
@@ -193,52 +178,41 @@ def element_wise_kernels(work: BlockWork) -> tuple[float, float]:
     return max(0.0, forward - wrapper - matmuls), max(0.0, backward - wrapper - 2 * matmuls)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CastBytes:
-    """Bytes an element of each operand, (forward, backward)."""
+class Kernel(NamedTuple):
+    """An operator and seconds of its product, or of attention, on the device alone."""
 
-    input: tuple[float, float]
-    weight: tuple[float, float]
-    gradient: float
-
-
-def cast_bytes(work: BlockWork) -> CastBytes:
-    """What the recipe moves for each element."""
-    match work.fp8_recipe, work.compiled:
-        case "tensorwise", False:
-            found = CastBytes(input=(5, 7), weight=(5, 7), gradient=7)
-        case "tensorwise", True:
-            found = CastBytes(input=(3, 3), weight=(5, 3), gradient=4)
-        case "rowwise", False:
-            found = CastBytes(input=(3, 5), weight=(3, 5), gradient=8)
-        case "rowwise", True:
-            found = CastBytes(input=(1, 5), weight=(3, 5), gradient=6)
-        case _:
-            found = CastBytes(input=(4, 0), weight=(4 * work.weight_casts, 0), gradient=4)
-    if work.fp8_all_gather:
-        return CastBytes(input=found.input, weight=(0, 2), gradient=found.gradient)
-    return found
+    operator: Operator
+    forward: float = 0.0
+    by_input: float = 0.0
+    """Backward: the gradients of its inputs."""
+    by_weight: float = 0.0
 
 
-def fp8_cast_bytes(work: BlockWork) -> tuple[float, float]:
-    """Traffic of the casts of one block in (forward, backward), in bytes."""
-    if work.precision != "fp8":
-        return 0.0, 0.0
-    each = cast_bytes(work)
-    forward = backward = 0.0
-    for product in block_products(work):
-        if product.dtype(work) != "fp8":
-            continue
-        inputs = 0.0 if _is_cast_already(product, work) else product.rows * product.k
-        weights = product.weight_elements
-        forward += each.input[0] * inputs + each.weight[0] * weights
-        backward += each.input[1] * inputs + each.weight[1] * weights
-        backward += each.gradient * product.rows * product.n
-    return forward, backward
+def block_kernels(work: BlockWork, device: Device) -> tuple[Kernel, ...]:
+    """The operators of a block in the order of forward, each with its seconds at the sustained
+    rate; recomputation apart."""
+    return _block_kernels(on_device(work), device)
 
 
-def _is_cast_already(product: Product, work: BlockWork) -> bool:
-    return product.shares_input and work.kernels != "eager"
+@lru_cache(maxsize=8192)
+def _block_kernels(work: BlockWork, device: Device) -> tuple[Kernel, ...]:
+    return tuple(_kernel(operator, work, device) for operator in block_operators(work))
+
+
+def _kernel(operator: Operator, work: BlockWork, device: Device) -> Kernel:
+    if operator.kind == "attention":
+        ahead, behind = attention_forward_seconds, attention_backward_seconds
+        return Kernel(operator, ahead(work, device), behind(work, device))
+    product = operator.product
+    if product is None:
+        return Kernel(operator)
+    dtype, sustained = product.dtype(work), device.fit.sustained(work.family)
+    return Kernel(
+        operator,
+        product_seconds(product, dtype=dtype, device=device) / sustained,
+        product_seconds(product.by_input, dtype=dtype, device=device) / sustained,
+        by_weight_seconds(product, dtype=dtype, device=device) / sustained,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,49 +233,41 @@ class DeviceParts:
 
 def device_parts(work: BlockWork, device: Device) -> tuple[DeviceParts, DeviceParts]:
     """What the device does in a block's (forward, backward), recomputation apart."""
-    return _device_parts(_on_device(work), device)
-
-
-def _on_device(work: BlockWork) -> BlockWork:
-    """`work` without what only the host has to do with, and what backward recomputes: all blocks
-    that differ in these alone do the same."""
-    return replace(work, mode="none", wrapper_operators=0.0)
+    return _device_parts(on_device(work), device)
 
 
 @lru_cache(maxsize=8192)
 def _device_parts(work: BlockWork, device: Device) -> tuple[DeviceParts, DeviceParts]:
-    memory = memory_bytes_per_second(device)
-    streamed = element_wise_bytes(work)
-    cast = fp8_cast_bytes(work)
-    weight_cast = autocast_bytes(work)
-    kernels = element_wise_kernels(work)
-    start = device.fit.matmul_start_seconds
+    memory, start = memory_bytes_per_second(device), device.fit.matmul_start_seconds
+    kernels = _block_kernels(work, device)
+    matmuls, attention = (_of_kind(kernels, kind) for kind in ("matmul", "attention"))
+    moved, started = element_wise_bytes(work), element_wise_kernels(work)
     forward, backward = (
-        (s + c + weight_cast) / memory + k * start
-        for s, c, k in zip(streamed, cast, kernels, strict=True)
-    )
-    return (
         DeviceParts(
-            matmuls=sum(forward_product_seconds(work, device).values())
-            / device.fit.sustained(work.family),
-            attention=attention_forward_seconds(work, device),
-            element_wise=forward,
-        ),
-        DeviceParts(
-            matmuls=backward_products_seconds(work, device),
-            attention=attention_backward_seconds(work, device),
-            element_wise=backward,
-        ),
+            matmuls=matmuls[way],
+            attention=attention[way],
+            element_wise=moved[way] / memory + started[way] * start,
+        )
+        for way in (0, 1)
     )
+    return forward, backward
+
+
+def _of_kind(kernels: Iterable[Kernel], kind: OperatorKind) -> tuple[float, float]:
+    """(forward, backward) seconds of the operators of one kind."""
+    forward = backward = 0.0
+    for operator, ahead, by_input, by_weight in kernels:
+        if operator.kind == kind:
+            forward, backward = forward + ahead, backward + by_input + by_weight
+    return forward, backward
 
 
 @lru_cache(maxsize=8192)
 def block_seconds(work: BlockWork, device: Device) -> BlockSeconds:
     """Seconds of one block for one micro-batch on one rank, communication apart."""
-    on_device = _on_device(work)
-    parts = _device_parts(on_device, device)
+    parts = device_parts(work, device)
     forward, backward = parts[0].total, parts[1].total
-    recompute = _recompute_seconds(work, parts[0], on_device, device)
+    recompute = _recompute_seconds(work, parts[0], device)
     launch = device.fit.kernel_launch_seconds
     forward_host, backward_host = host_seconds(work, kernel_launch_seconds=launch)
     again_host = forward_host * _repeated_share(work)
@@ -324,41 +290,16 @@ def block_seconds(work: BlockWork, device: Device) -> BlockSeconds:
     )
 
 
-def autocast_bytes(work: BlockWork) -> float:
-    """Autocast copies each fp32 weight to the compute dtype in forward, and its gradient back."""
-    if not work.autocast or work.precision == "fp32":
+def _recompute_seconds(work: BlockWork, forward: DeviceParts, device: Device) -> float:
+    """Forward work that the device repeats in backward, by mode; element-wise work is repeated
+    whole, or not at all."""
+    again = repeated_operators(work)
+    if not again:
         return 0.0
-    weights = sum(product.weight_elements for product in block_products(work))
-    return float(weights * (4 + work.element_bytes))
-
-
-def _recompute_seconds(
-    work: BlockWork, forward: DeviceParts, on_device: BlockWork, device: Device
-) -> float:
-    """Forward work that the device repeats in backward, by mode.
-
-    none: nothing, but what a software makes again of latents whatever the mode; full: all but the
-    products that are not repeated (`recomputed`); op: the products that are, and
-    what is element-wise; attention: the scores, their softmax and the values' sums.
-    """
-    if work.mode in ("none", "attention"):
-        made_again = _latents_seconds(work, on_device, device) if work.remakes_latents else 0.0
-        return made_again + (forward.attention if work.mode == "attention" else 0.0)
-    if work.mode == "full" and work.repeats_whole_block:
-        return forward.total
-    each = forward_product_seconds(on_device, device)
-    again = sum(each[product.name] for product in repeated_products(work))
-    again /= device.fit.sustained(work.family)
-    if work.mode == "op":
-        return again + forward.element_wise
-    return max(0.0, forward.total - (forward.matmuls - again))
-
-
-def _latents_seconds(work: BlockWork, on_device: BlockWork, device: Device) -> float:
-    """The products that make queries, keys and values of latents; their norms are left out."""
-    each = forward_product_seconds(on_device, device)
-    again = sum(each[one.name] for one in block_products(work) if one.weight.reads_latents)
-    return again / device.fit.sustained(work.family)
+    names = {each.name for each in again if each.product or each.kind == "attention"}
+    kernels = [each for each in block_kernels(work, device) if each.operator.name in names]
+    seconds = _of_kind(kernels, "matmul")[0] + _of_kind(kernels, "attention")[0]
+    return seconds + (forward.element_wise if work.mode in ("op", "full") else 0.0)
 
 
 def _repeated_share(work: BlockWork) -> float:

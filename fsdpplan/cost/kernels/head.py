@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fsdpplan.cost.kernels.operators import backward_matmul_seconds, forward_matmul_seconds
+from fsdpplan.cost.kernels.products import backward_matmul_seconds, forward_matmul_seconds
 from fsdpplan.cost.kernels.rates import aligned_fraction, memory_bytes_per_second
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats, local_tokens, sums_in_reduce_dtype

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from math import inf
 
-from fsdpplan.cost.kernels.rates import BlockWork, memory_bytes_per_second
-from fsdpplan.cost.model.mixers import State, indexer_flops_per_token, state_of
+from fsdpplan.cost.block.work import BlockWork
+from fsdpplan.cost.kernels.rates import memory_bytes_per_second
+from fsdpplan.cost.model.mixers import indexer_flops_per_token, mixer_state
 from fsdpplan.cost.model.params import attention_span_tokens
 from fsdpplan.spec.cluster import Device
 
@@ -27,16 +28,9 @@ INDEX_BYTES = 12
 """Of each score of an indexer: fp32, written once, and read twice to choose the best."""
 
 
-def state_of_work(work: BlockWork) -> State:
-    """Of a block that has one."""
-    state = state_of(work.model)
-    assert state is not None, work.model.mixer
-    return state
-
-
 def states_seconds(work: BlockWork, device: Device) -> tuple[float, float]:
     """(forward, backward) seconds of one block's states on one rank."""
-    state = state_of_work(work)
+    state = mixer_state(work.model)
     tokens = work.tokens / work.tp
     peak = device.peak_flops_per_second(work.activation_dtype) * device.fit.sustained(work.family)
     moved = tokens * state.traffic * work.element_bytes / memory_bytes_per_second(device)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import get_args
 
-from fsdpplan.cost.kernels.operators import reads_last_output
+from fsdpplan.cost.block.operators import reads_last_output
 from fsdpplan.cost.memory.backward_steps import (
     ExpertsUnit,
     WeightGradientsOf,

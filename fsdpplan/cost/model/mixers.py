@@ -176,6 +176,13 @@ def state_of(model: Model) -> State | None:
     return None
 
 
+def mixer_state(model: Model) -> State:
+    """The state of a block that has one."""
+    state = state_of(model)
+    assert state is not None, model.mixer
+    return state
+
+
 def _delta_state(delta: DeltaRule) -> State:
     """Its kernels: the inverse of each chunk, what it makes of keys and values, the states with the
     corrected values, and the results. Source: flash-linear-attention, as above."""

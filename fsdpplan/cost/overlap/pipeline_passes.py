@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
+from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.kernels.compute import device_parts
 from fsdpplan.cost.model.shards import Stage, block_cases, block_kinds
 from fsdpplan.cost.network.placement import pp_group
@@ -40,7 +41,7 @@ from fsdpplan.cost.overlap.passes import (
     scatter_share,
     with_seconds,
 )
-from fsdpplan.cost.overlap.timing import block_times, block_work
+from fsdpplan.cost.overlap.timing import block_times
 from fsdpplan.cost.play.clocks import played
 from fsdpplan.cost.schedule.stages import (
     StageKinds,

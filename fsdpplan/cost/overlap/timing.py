@@ -25,10 +25,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from fsdpplan.cost.block.operators import Operator
+from fsdpplan.cost.block.work import BlockWork, block_work
 from fsdpplan.cost.kernels.attention import attention_backward_seconds, attention_forward_seconds
-from fsdpplan.cost.kernels.compute import block_seconds
+from fsdpplan.cost.kernels.compute import Kernel, block_kernels, block_seconds
 from fsdpplan.cost.kernels.head import embedding_seconds, head_pieces_seconds, head_seconds
-from fsdpplan.cost.kernels.operators import Product, block_products, product_seconds
 from fsdpplan.cost.kernels.optimizer import (
     OptimizerRecipe,
     host_bytes_per_second,
@@ -37,12 +38,8 @@ from fsdpplan.cost.kernels.optimizer import (
     muon_seconds,
     optimizer_seconds,
 )
-from fsdpplan.cost.kernels.rates import BlockSeconds, BlockWork, memory_bytes_per_second
-from fsdpplan.cost.model.attention_kernel import (
-    added_width,
-    documents_one_by_one,
-    masked_share,
-)
+from fsdpplan.cost.kernels.products import product_seconds
+from fsdpplan.cost.kernels.rates import BlockSeconds, memory_bytes_per_second
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import (
     KERNELS_PER_COLUMN,
@@ -55,7 +52,7 @@ from fsdpplan.cost.model.formats import (
     local_tokens,
     low_rank,
 )
-from fsdpplan.cost.model.params import ParameterTensor, block_tensors, kind_counts
+from fsdpplan.cost.model.params import block_tensors, kind_counts
 from fsdpplan.cost.model.shards import (
     Stage,
     gradient_syncs,
@@ -64,78 +61,12 @@ from fsdpplan.cost.model.shards import (
     stage_shard_elements,
 )
 from fsdpplan.cost.traffic.block_calls import block_calls
-from fsdpplan.cost.traffic.calls import BlockCall, Piece, group_seconds, repeats_whole_block
+from fsdpplan.cost.traffic.calls import BlockCall, group_seconds
 from fsdpplan.spec.cluster import Cluster, Device
-from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.runtime import StackFamily
-from fsdpplan.spec.training import DTYPE_BYTES, Training
-
-FSDP_UNIT_OPERATORS = 15.0
-"""Operators that FSDP2 dispatches for one unit in each of forward and backward: allocations,
-copies, collectives. Counted on the trainer's step (tests/ground_truth, torch 2.13, reshard always):
-27 in both for a block of 9 parameters, 32 for one of 16. Left out: what its Python hooks cost."""
-
-DDP_PARAMETER_OPERATORS = 0.5
-"""DDP's reducer divides each gradient once in backward: half an operator in each pass. Read off
-torch's reducer, not measured."""
-
-
-def is_autocast(*, training: Training, layout: Layout) -> bool:
-    """Whether blocks cast fp32 weights in each forward, instead of being handed cast ones."""
-    traits = training.traits
-    if training.precision == "fp32" or traits.half_parameters or training.half_states:
-        return False
-    return layout.sharding != "fsdp" or traits.gathers_fp32
-
-
-def block_work(case: Case) -> BlockWork:
-    """What one block computes for one micro-batch on one rank; of a model with experts, one that
-    has them (`dense_view(model)` for one that has not)."""
-    model, training, layout = case.model, case.training, case.layout
-    device = case.cluster.device
-    if layout.sharding == "fsdp":
-        wrapper = FSDP_UNIT_OPERATORS / layout.wrap_blocks
-    elif layout.dp_replicate * layout.dp_shard > 1:
-        wrapper = DDP_PARAMETER_OPERATORS * len(block_tensors(model))
-    else:
-        wrapper = 0.0
-    traits = training.traits
-    caches_fp8_weights = training.fp8_recipe == "delayed"  # until the optimizer has changed them
-    return BlockWork(
-        model=model,
-        tokens=local_tokens(training=training, layout=layout),
-        seq_len=training.seq_len,
-        document_tokens=training.document_tokens,
-        tp=layout.tp,
-        sequence_parallel=layout.sequence_parallel,
-        precision=training.precision,
-        mode=layout.activation_checkpointing,
-        compiled=layout.compile,
-        autocast=is_autocast(training=training, layout=layout),
-        residual_bytes=formats(training=training, layout=layout).residual,
-        wrapper_operators=wrapper,
-        cp=layout.cp,
-        trades_heads=layout.cp_attention == "ulysses",
-        ep=layout.ep if model.experts else 1,
-        experts_over_tp=layout.experts_over_tp and model.experts is not None,
-        family=traits.family,
-        fused_kernels=traits.fused_kernels,
-        joined_projections=traits.joined_projections,
-        flash_attention=traits.flash_attention,
-        masks_windows=masked_share(model=model, training=training, device=device) > 0,
-        one_by_one=documents_one_by_one(model=model, training=training, device=device),
-        added_width=added_width(model) if traits.reference_decoder else 0,
-        native_attention=traits.native_attention,
-        dropout=traits.dropout or training.dropped.residual > 0,
-        composite_norms=traits.composite_norms,
-        remakes_latents=traits.remakes_latents,
-        repeats_whole_block=repeats_whole_block(model=model, training=training),
-        fp8_recipe=training.fp8_recipe,
-        fp8_all_gather=training.fp8_all_gather,
-        weight_casts=1 / layout.num_microbatches if caches_fp8_weights else 1.0,
-    )
+from fsdpplan.spec.training import DTYPE_BYTES
 
 
 @lru_cache(maxsize=64)
@@ -392,12 +323,14 @@ def exposed_seconds(call: BlockCall, *, work: BlockWork, cluster: Cluster) -> fl
     if call.overlap == "scores":
         beside = call.share * _scores_seconds(call, work, device)
         return max(0.0, total - beside)
-    products = _products(call.piece, work)
+    products = [one for one in block_kernels(work, device) if _is_beside(call, one.operator)]
     if not products:
         return total
     if call.overlap == "chunks":
         return min(total, _chunked_seconds(products, total, call.group.ranks, work, device))
-    return max(0.0, total - _beside_seconds(call, products, work, device))
+    # products of backward by weight are taken to be as large as forward's
+    own = sum(one.by_input if call.overlap == "inputs" else one.forward for one in products)
+    return max(0.0, total - own)
 
 
 def _scores_seconds(call: BlockCall, work: BlockWork, device: Device) -> float:
@@ -406,46 +339,27 @@ def _scores_seconds(call: BlockCall, work: BlockWork, device: Device) -> float:
     return attention_forward_seconds(work, device)
 
 
-def _products(piece: Piece, work: BlockWork) -> tuple[Product, ...]:
-    """Products behind or before a tensor-parallel collective: of a network that every token visits,
-    those that it splits, and that read the block's input or make its output."""
-    return tuple(
-        product
-        for product in block_products(work)
-        if product.weight.place == piece and _is_split_between_collectives(product.weight)
-    )
-
-
-def _is_split_between_collectives(weight: ParameterTensor) -> bool:
-    is_of_experts = "." in weight.name.removesuffix(".weight")
-    return weight.split != "none" and not (weight.reads_latents or is_of_experts)
-
-
-def _seconds(products: tuple[Product, ...], work: BlockWork, device: Device) -> float:
-    """Seconds of products at the sustained rate."""
-    seconds = sum(
-        product_seconds(product, dtype=product.dtype(work), device=device) for product in products
-    )
-    return seconds / device.fit.sustained(work.family)
+def _is_beside(call: BlockCall, operator: Operator) -> bool:
+    """Whether it is a product behind or before a tensor-parallel collective: of a network that
+    every token visits, one that is split, and reads the block's input or makes its output."""
+    if operator.place != call.piece or not operator.product:
+        return False
+    weight = operator.product.weight
+    return weight.split != "none" and not (weight.reads_latents or "." in operator.name)
 
 
 def _chunked_seconds(
-    products: tuple[Product, ...], collective: float, chunks: int, work: BlockWork, device: Device
+    kernels: list[Kernel], collective: float, chunks: int, work: BlockWork, device: Device
 ) -> float:
     """What the collective adds to matmuls that are cut with it into `chunks` chunks of rows."""
-    whole = _seconds(products, work, device)
-    chunk = tuple(replace(product, rows=product.rows / chunks) for product in products)
-    matmul = max(whole, chunks * _seconds(chunk, work, device))
+    whole = chunk = 0.0
+    for kernel in kernels:
+        assert kernel.operator.product
+        whole += kernel.forward
+        part = replace(kernel.operator.product, rows=kernel.operator.product.rows / chunks)
+        chunk += product_seconds(part, dtype=part.dtype(work), device=device)
+    matmul = max(whole, chunks * (chunk / device.fit.sustained(work.family)))
     return max(matmul, collective) + min(matmul, collective) / chunks - whole
-
-
-def _beside_seconds(
-    call: BlockCall, products: tuple[Product, ...], work: BlockWork, device: Device
-) -> float:
-    """Backward's matmuls that make gradients of inputs, or of weights: as large as forward's."""
-    if call.overlap == "inputs":
-        return _seconds(tuple(product.by_input for product in products), work, device)
-    return _seconds(products, work, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

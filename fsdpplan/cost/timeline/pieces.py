@@ -11,28 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 from typing import Literal, NamedTuple
 
-from fsdpplan.cost.kernels.compute import device_parts
-from fsdpplan.cost.kernels.operators import (
-    backward_matmul_seconds,
-    block_products,
-    by_weight_seconds,
-    element_wise_parts,
-    forward_matmul_seconds,
-    forward_product_seconds,
-    product_seconds,
-    repeated_products,
-)
-from fsdpplan.cost.kernels.rates import BlockWork, aligned_fraction
+from fsdpplan.cost.block.operators import repeated_operators
+from fsdpplan.cost.block.work import block_work
+from fsdpplan.cost.kernels.compute import Kernel, block_kernels, device_parts
+from fsdpplan.cost.kernels.products import backward_matmul_seconds, forward_matmul_seconds
+from fsdpplan.cost.kernels.rates import aligned_fraction
 from fsdpplan.cost.model.formats import local_tokens
-from fsdpplan.cost.model.params import PLACES
+from fsdpplan.cost.model.params import PLACES, Place
 from fsdpplan.cost.model.shards import Stage, block_cases
 from fsdpplan.cost.overlap.timing import (
     AxisSeconds,
     block_times,
-    block_work,
     exposed_seconds,
     in_family,
     layout_embedding_seconds,
@@ -117,7 +108,7 @@ EMBEDDING = "tok_embeddings"
 """The embedding's piece of a pass."""
 
 
-_STREAMED = {
+_STREAMED: dict[Place, str] = {
     "attention_in": "first norm",
     "attention": "rotation",
     "attention_out": "stream",
@@ -127,80 +118,33 @@ _STREAMED = {
 """Element-wise kernels by what they stand beside, as most of them are."""
 
 
-_TRAFFIC_OF = {
-    "norms and additions": ("attention_in", "ffn_in"),
-    "norms behind branches": ("attention_out", "ffn_out"),
-    "rotation": ("attention",),
-    "norms of heads": ("attention",),
-    "heads put together": ("attention",),
-    "activation": ("ffn_out",),
-    "routing": ("ffn_in", "ffn_out"),
-}
-"""Element-wise work -> what it stands before; the rest is shared by all."""
-
-
-def _element_wise(work: BlockWork, seconds: float, direction: Direction) -> dict[str, float]:
-    """Seconds of element-wise kernels beside each place, by bytes."""
-    shares: dict[str, float] = dict.fromkeys(PLACES, 0.0)
-    for part in element_wise_parts(work):
-        moved = part.backward if direction == "backward" else part.forward
-        places = _TRAFFIC_OF.get(part.name, PLACES)
-        for place in places:
-            shares[place] += moved / len(places)
-    whole = sum(shares.values())
-    if not whole:
-        return {"ffn_out": seconds}
-    return {place: seconds * share / whole for place, share in shares.items() if share}
-
-
 @lru_cache(maxsize=256)
 def block_pieces(case: Case) -> Passes:
     """One block of the case."""
     times, work = block_times(case), block_work(case)
     seconds, device = times.seconds, case.cluster.device
-    parts = device_parts(work, device)
-    sustained = device.fit.sustained(work.family)
-    alone = {
-        name: taken / sustained for name, taken in forward_product_seconds(work, device).items()
-    }
+    first, then = device_parts(work, device)
+    kernels = block_kernels(work, device)
     waits = _waits(case, times.calls, times.waiting.forward_by_axis, ("forward",))
     forward = _in_order(
-        work,
-        {name: [taken] for name, taken in alone.items()},
-        attention=parts[0].attention,
-        element_wise=parts[0].element_wise,
-        waits=waits["forward"],
-        direction="forward",
+        kernels, element_wise=first.element_wise, waits=waits["forward"], direction="forward"
     )
     waits = _waits(case, times.calls, times.waiting.backward_by_axis, ("recompute", "backward"))
-    again = {product.name: [alone[product.name]] for product in repeated_products(work)}
-    if work.remakes_latents and work.mode in ("none", "attention"):
-        latents = [one.name for one in block_products(work) if one.weight.reads_latents]
-        again = {name: [alone[name]] for name in latents}
-    scores = parts[0].attention if work.mode in ("attention", "full") else 0.0
-    matmuls = sum(chain.from_iterable(again.values()))
+    again = {operator.name: operator for operator in repeated_operators(work)}
+    repeated = [
+        Kernel(own, kernel.forward if own.product or own.kind == "attention" else 0.0)
+        for kernel in kernels
+        if (own := again.get(kernel.operator.name))
+    ]
+    alone = sum(kernel.forward for kernel in repeated)
     recompute = _in_order(
-        work,
-        again,
-        attention=scores,
-        element_wise=max(0.0, seconds.recompute_device_seconds - matmuls - scores),
+        repeated,
+        element_wise=max(0.0, seconds.recompute_device_seconds - alone),
         waits=waits["recompute"],
         direction="recompute",
     )
-    gradients = {
-        product.name: [
-            product_seconds(product.by_input, dtype=product.dtype(work), device=device) / sustained,
-            by_weight_seconds(product, dtype=product.dtype(work), device=device) / sustained,
-        ]
-        for product in block_products(work)
-    }
     backward = _in_order(
-        work,
-        gradients,
-        attention=parts[1].attention,
-        element_wise=parts[1].element_wise,
-        waits=waits["backward"],
-        direction="backward",
+        kernels, element_wise=then.element_wise, waits=waits["backward"], direction="backward"
     )
     idle = seconds.forward_seconds - seconds.forward_device_seconds
     idle_behind = seconds.recompute_seconds + seconds.backward_seconds
@@ -241,38 +185,49 @@ def _waits(
 
 
 def _in_order(
-    work: BlockWork,
-    matmuls: dict[str, list[float]],
-    *,
-    attention: float,
-    element_wise: float,
-    waits: list[_Wait],
-    direction: Direction,
+    kernels: Sequence[Kernel], *, element_wise: float, waits: list[_Wait], direction: Direction
 ) -> list[Piece]:
-    """Kernels place by place, the last place first in backward; waits before or behind them."""
-    beside = _element_wise(work, element_wise, direction) if element_wise else {}
+    """Kernels place by place, the last place first in backward; waits before or behind them. What
+    is element-wise takes its part of all such seconds by bytes, one piece a place."""
+    is_back = direction == "backward"
+    moved = dict.fromkeys(PLACES, 0.0)
+    for operator, *_ in kernels:
+        moved[operator.place] += operator.backward_bytes if is_back else operator.forward_bytes
+    whole = sum(moved.values())
     before, behind = _placed_waits(waits, direction)
-    names = ("by input", "by weight") if direction == "backward" else ("",)
-    places = {product.name: product.weight.place for product in block_products(work)}
     pieces: list[Piece] = []
-    for place in PLACES if direction != "backward" else reversed(PLACES):
+    for place in reversed(PLACES) if is_back else PLACES:
         pieces += before.get(place, ())
         own = [
-            Piece(" ".join(filter(None, (name, which))), "matmul", seconds, direction)
-            for name, each in matmuls.items()
-            if places[name] == place
-            for which, seconds in zip(names, each, strict=True)
+            piece
+            for kernel in kernels
+            if kernel.operator.place == place
+            for piece in _of_kernel(kernel, direction)
         ]
-        if place == "attention" and attention:
-            own.append(Piece("attention", "attention", attention, direction))
+        share = moved[place] / whole if whole else float(place == "ffn_out")
         streamed = (
-            [Piece(_STREAMED[place], "elementwise", beside[place], direction)]
-            if beside.get(place)
+            [Piece(_STREAMED[place], "elementwise", element_wise * share, direction)]
+            if element_wise and share
             else []
         )
-        pieces += own + streamed if direction == "backward" else streamed + own
+        pieces += own + streamed if is_back else streamed + own
         pieces += behind.get(place, ())
     return pieces
+
+
+def _of_kernel(kernel: Kernel, direction: Direction) -> list[Piece]:
+    """Its product, or both of backward; attention where it takes time."""
+    operator = kernel.operator
+    is_back = direction == "backward"
+    if operator.product:
+        each = {"": kernel.forward}
+        if is_back:
+            each = {" by input": kernel.by_input, " by weight": kernel.by_weight}
+        return [Piece(operator.name + of, "matmul", own, direction) for of, own in each.items()]
+    seconds = kernel.by_input if is_back else kernel.forward
+    if operator.kind != "attention" or not seconds:
+        return []
+    return [Piece("attention", "attention", seconds, direction)]
 
 
 def _placed_waits(

@@ -19,6 +19,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
+from fsdpplan.cost.block.work import repeats_whole_block
 from fsdpplan.cost.model.formats import Ways, inner_ways, local_tokens, sums_before_products
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.cost.network.placement import cp_group, ep_group, group_placement, tp_group
@@ -30,7 +31,6 @@ from fsdpplan.cost.traffic.calls import (
     activation_bytes,
     leaving_share,
     nodes_of,
-    repeats_whole_block,
     traded_heads_calls,
 )
 from fsdpplan.spec.layout import Layout

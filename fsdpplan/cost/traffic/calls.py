@@ -34,7 +34,7 @@ from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, Model
 from fsdpplan.spec.plan import Case, Collective
-from fsdpplan.spec.training import DTYPE_BYTES, Training
+from fsdpplan.spec.training import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +77,6 @@ class BlockCall:
     """Part of the piece's time that the calls run beside."""
     leaving_share: float = 1.0
     """Most of an all-to-all's buffer that leaves a node."""
-
-
-def repeats_whole_block(*, model: Model, training: Training) -> bool:
-    """Whether recomputation makes a block's last output again: torch's stops once backward has all
-    that it needs, and a norm behind the feed-forward network needs what it normalizes, dropout
-    there its mask."""
-    of_the_last = model.post_norms or training.dropped.residual > 0
-    return training.traits.repeats_whole_block or of_the_last
 
 
 @lru_cache(maxsize=16384)

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO, cast
 
+from fsdpplan.cost.block.products import Product, block_products
+from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.kernels.attention import head_channels
-from fsdpplan.cost.kernels.operators import Product, block_products
 from fsdpplan.cost.network.placement import shard_group
-from fsdpplan.cost.overlap.timing import block_work
 from fsdpplan.emit.safe_text import may_move, shell_word, shell_words
 from fsdpplan.errors import LaunchError
 from fsdpplan.run.engines.local import run_here

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 from statistics import median
 
+from fsdpplan.cost.block.work import BlockWork
 from fsdpplan.cost.kernels.attention import attention_backward_seconds, attention_forward_seconds
 from fsdpplan.cost.kernels.rates import (
-    BlockWork,
     matmul_flops,
     matmul_seconds,
     memory_bytes_per_second,

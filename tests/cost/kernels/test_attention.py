@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fsdpplan.cost.block.work import BlockWork, block_work
 from fsdpplan.cost.kernels.attention import (
     attention_backward_seconds,
     attention_forward_seconds,
@@ -20,9 +21,7 @@ from fsdpplan.cost.kernels.attention import (
     scores,
     sequence_tiles,
 )
-from fsdpplan.cost.kernels.rates import BlockWork
 from fsdpplan.cost.model.params import attention_forward_flops_per_token
-from fsdpplan.cost.overlap.timing import block_work
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.cluster import Device

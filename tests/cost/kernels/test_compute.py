@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 
+from fsdpplan.cost.block.products import block_products
+from fsdpplan.cost.block.work import BlockWork
 from fsdpplan.cost.kernels.compute import block_seconds, device_parts
-from fsdpplan.cost.kernels.operators import block_products
-from fsdpplan.cost.kernels.rates import BlockWork
 from tests.cost.works import H100, MODES, work, works
 
 

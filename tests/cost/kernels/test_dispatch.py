@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hypothesis import given
 
+from fsdpplan.cost.block.work import BlockWork
 from fsdpplan.cost.kernels.compute import host_seconds, operators, python_operators
-from fsdpplan.cost.kernels.rates import BlockWork
 from fsdpplan.spec.model import Model
 from tests.cost.problems import some_models
 from tests.cost.works import work, works

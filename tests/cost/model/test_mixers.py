@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdpplan.cost.block.products import block_products
 from fsdpplan.cost.kernels.attention import attention_forward_seconds
-from fsdpplan.cost.kernels.operators import block_products
 from fsdpplan.cost.model.mixers import DELTA_CHUNK, state_flops_per_token
 from fsdpplan.cost.model.params import (
     attention_forward_flops_per_token,

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from fsdpplan.cost.overlap.timing import BlockWaiting, block_times, block_work, exposed_seconds
+from fsdpplan.cost.block.work import block_work
+from fsdpplan.cost.overlap.timing import BlockWaiting, block_times, exposed_seconds
 from fsdpplan.cost.traffic.block_calls import block_calls
 from fsdpplan.cost.traffic.calls import BlockCall, group_seconds
 from tests.cost.problems import Case, case

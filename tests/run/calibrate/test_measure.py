@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fsdpplan.cost.overlap.timing import block_work
+from fsdpplan.cost.block.work import block_work
 from fsdpplan.errors import LaunchError
 from fsdpplan.files.runs.measurements import read_measurements
 from fsdpplan.run.calibrate.measure import (

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from fsdpplan.cost.kernels.operators import (
+from fsdpplan.cost.block.products import block_products
+from fsdpplan.cost.block.work import BlockWork
+from fsdpplan.cost.kernels.products import (
     backward_matmul_seconds,
-    block_products,
     forward_matmul_seconds,
     product_seconds,
 )
-from fsdpplan.cost.kernels.rates import BlockWork, matmul_seconds
+from fsdpplan.cost.kernels.rates import matmul_seconds
 from fsdpplan.cost.model.params import block_matmul_parameter_count, block_tensors
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.model import Model

@@ -1,0 +1,1 @@
+"""Block: a transformer block as one list of operators, made from what it computes."""

@@ -1,0 +1,196 @@
+"""Block work: what one block computes for one micro-batch on one rank.
+
+`BlockWork` is all that decides a block's operators (`operators` beside it), and the key under which
+what is read of them is remembered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+from typing import Literal
+
+from fsdpplan.cost.model.attention_kernel import added_width, documents_one_by_one, masked_share
+from fsdpplan.cost.model.formats import formats, local_tokens
+from fsdpplan.cost.model.params import block_tensors
+from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
+from fsdpplan.spec.runtime import StackFamily
+from fsdpplan.spec.training import DTYPE_BYTES, Fp8Recipe, Precision, Training
+
+Kernels = Literal["eager", "compiled", "fused"]
+"""Who writes the element-wise kernels: PyTorch, one an operator; its compiler, one a chain; or a
+library by hand, one a norm, rotation, activation or addition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWork:
+    """What a block's shape comes down to; the key under which its time is remembered."""
+
+    model: Model
+    """With experts: the block has them. A block without is one of `dense_view(model)`."""
+    tokens: int
+    """Tokens of a micro-batch on a rank, before sequence parallelism."""
+    seq_len: int
+    """Length that attention sees."""
+    tp: int
+    sequence_parallel: bool
+    precision: Precision
+    """Number format of the matmuls."""
+    mode: ActivationCheckpointing
+    compiled: bool
+    autocast: bool
+    """Weights are cast in each forward."""
+    residual_bytes: int
+    """One element of the residual stream: 4 where plain autocast leaves it in fp32."""
+    wrapper_operators: float
+    """What the data-parallel wrapper dispatches on the host for this block, in operators."""
+    document_tokens: float = inf
+    """Mean length of documents that attention stays inside; infinite: sequences are whole."""
+    cp: int = 1
+    """Ranks over which a sequence is split; `tokens` are one rank's."""
+    trades_heads: bool = False
+    """Around attention those ranks have all tokens, of fewer heads."""
+    ep: int = 1
+    """Ranks over which the routed experts are split, tensor-parallel ones apart."""
+    experts_over_tp: bool = False
+    """Tensor-parallel ranks have whole experts, and a part of the tokens for them."""
+    family: StackFamily = "pytorch"
+    """Whose kernels they are."""
+    fused_kernels: bool = False
+    """The block is not compiled, but its element-wise kernels are fused by hand."""
+    joined_projections: bool = False
+    """Projections of one input are one matrix: query, key and value; gate and up."""
+    flash_attention: bool = True
+    """Scores are not written to memory."""
+    masks_windows: bool = False
+    """Fused attention knows no windows: it is given a mask, and computes what that leaves out."""
+    one_by_one: bool = False
+    """Packed documents go through attention one after the other."""
+    added_width: int = 0
+    """Columns that are added to heads for what no kernel knows, to values as well."""
+    native_attention: bool = False
+    """Fused attention uses the asynchronous tensor cores of devices that have them."""
+    dropout: bool = False
+    """Attention and both residual branches drop elements at random."""
+    composite_norms: bool = False
+    """Eager RMSNorms are PyTorch operators in fp32, one by one."""
+    repeats_whole_block: bool = False
+    """Full checkpointing repeats the last matmul too."""
+    remakes_latents: bool = False
+    """Queries, keys and values of latents are made again in backward, whatever the mode."""
+    fp8_recipe: Fp8Recipe = "tensorwise"
+    fp8_all_gather: bool = False
+    """Weights arrive in fp8: nothing is left to cast."""
+    weight_casts: float = 1.0
+    """fp8 casts of a weight a micro-batch: less than 1 where one cast serves several."""
+
+    @property
+    def kernels(self) -> Kernels:
+        """Who writes the element-wise kernels."""
+        if self.compiled:
+            return "compiled"
+        return "fused" if self.fused_kernels else "eager"
+
+    @property
+    def activation_dtype(self) -> Precision:
+        """Number format of activations: fp8 is only that of matmuls' operands."""
+        return "bf16" if self.precision == "fp8" else self.precision
+
+    @property
+    def element_bytes(self) -> int:
+        """One element of an activation inside the block."""
+        return DTYPE_BYTES[self.activation_dtype]
+
+    @property
+    def casts_stream(self) -> bool:
+        """The residual stream is wider than what is computed with, and cast by kernels."""
+        return self.residual_bytes != self.element_bytes and not self.compiled
+
+    @property
+    def routed_tokens(self) -> float:
+        """Tokens that this rank scores, and whose copies it sends to experts."""
+        return self.tokens / self.tp if self.experts_over_tp else self.tokens
+
+    @property
+    def residual_elements(self) -> float:
+        """Elements of the residual stream on this rank."""
+        tokens = self.tokens / self.tp if self.sequence_parallel else self.tokens
+        return tokens * self.model.hidden
+
+
+FSDP_UNIT_OPERATORS = 15.0
+"""Operators that FSDP2 dispatches for one unit in each of forward and backward: allocations,
+copies, collectives. Counted on the trainer's step (tests/ground_truth, torch 2.13, reshard always):
+27 in both for a block of 9 parameters, 32 for one of 16. Left out: what its Python hooks cost."""
+
+DDP_PARAMETER_OPERATORS = 0.5
+"""DDP's reducer divides each gradient once in backward: half an operator in each pass. Read off
+torch's reducer, not measured."""
+
+
+def is_autocast(*, training: Training, layout: Layout) -> bool:
+    """Whether blocks cast fp32 weights in each forward, instead of being handed cast ones."""
+    traits = training.traits
+    if training.precision == "fp32" or traits.half_parameters or training.half_states:
+        return False
+    return layout.sharding != "fsdp" or traits.gathers_fp32
+
+
+@lru_cache(maxsize=4096)
+def block_work(case: Case) -> BlockWork:
+    """What one block computes for one micro-batch on one rank; of a model with experts, one that
+    has them (`dense_view(model)` for one that has not)."""
+    model, training, layout = case.model, case.training, case.layout
+    device = case.cluster.device
+    if layout.sharding == "fsdp":
+        wrapper = FSDP_UNIT_OPERATORS / layout.wrap_blocks
+    elif layout.dp_replicate * layout.dp_shard > 1:
+        wrapper = DDP_PARAMETER_OPERATORS * len(block_tensors(model))
+    else:
+        wrapper = 0.0
+    traits = training.traits
+    caches_fp8_weights = training.fp8_recipe == "delayed"  # until the optimizer has changed them
+    return BlockWork(
+        model=model,
+        tokens=local_tokens(training=training, layout=layout),
+        seq_len=training.seq_len,
+        document_tokens=training.document_tokens,
+        tp=layout.tp,
+        sequence_parallel=layout.sequence_parallel,
+        precision=training.precision,
+        mode=layout.activation_checkpointing,
+        compiled=layout.compile,
+        autocast=is_autocast(training=training, layout=layout),
+        residual_bytes=formats(training=training, layout=layout).residual,
+        wrapper_operators=wrapper,
+        cp=layout.cp,
+        trades_heads=layout.cp_attention == "ulysses",
+        ep=layout.ep if model.experts else 1,
+        experts_over_tp=layout.experts_over_tp and model.experts is not None,
+        family=traits.family,
+        fused_kernels=traits.fused_kernels,
+        joined_projections=traits.joined_projections,
+        flash_attention=traits.flash_attention,
+        masks_windows=masked_share(model=model, training=training, device=device) > 0,
+        one_by_one=documents_one_by_one(model=model, training=training, device=device),
+        added_width=added_width(model) if traits.reference_decoder else 0,
+        native_attention=traits.native_attention,
+        dropout=traits.dropout or training.dropped.residual > 0,
+        composite_norms=traits.composite_norms,
+        remakes_latents=traits.remakes_latents,
+        repeats_whole_block=repeats_whole_block(model=model, training=training),
+        fp8_recipe=training.fp8_recipe,
+        fp8_all_gather=training.fp8_all_gather,
+        weight_casts=1 / layout.num_microbatches if caches_fp8_weights else 1.0,
+    )
+
+
+def repeats_whole_block(*, model: Model, training: Training) -> bool:
+    """Whether recomputation makes a block's last output again: torch's stops once backward has all
+    that it needs, and a norm behind the feed-forward network needs what it normalizes, dropout
+    there its mask."""
+    of_the_last = model.post_norms or training.dropped.residual > 0
+    return training.traits.repeats_whole_block or of_the_last
