@@ -45,7 +45,7 @@ def test_an_estimate_has_all_in_json_and_the_dearest_on_a_screen(
     assert {one["rule"] for one in found} == BROKEN
     assert all(one["source"] and one["says"] and one["advice"] for one in found)
     screen = printed(capsys, f"estimate {SLOW}")
-    assert "Rules of the field that it breaks\n  - exposed-communication: " in screen
+    assert "Warnings\n  - exposed-communication: " in screen
     # all three have one remedy, which is said once
     assert screen.count("--sharding ddp") == 1
     assert "2 more: --json has all" in screen
