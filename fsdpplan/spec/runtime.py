@@ -122,6 +122,8 @@ class Runtime:
     """Buckets are at least this large for each data-parallel rank."""
     fused_loss: bool = False
     """Cross-entropy is one kernel on the logits as they are: no fp32 copy beside them."""
+    compiles_loss: bool = True
+    """Where blocks are compiled the loss is, too, if the program hands it over."""
     dropout: bool = False
     """Attention's probabilities and both residual branches drop elements at random, as in GPT."""
     fp32_logits: int = 3
@@ -308,15 +310,18 @@ RUNTIMES: tuple[Runtime, ...] = (
         caches_casts=True,
         units_of_ends=False,
         composite_norms=True,
+        compiles_loss=False,
         source="torchtitan of 2024 torchtitan/models/norms.py and "
-        "torchtitan/parallelisms/parallelize_llama.py (blocks and the root are units); torch 2.5 "
-        "aten rms_norm",
+        "torchtitan/parallelisms/parallelize_llama.py (blocks and the root are units), train.py "
+        "(the loss is eager, as it was until github.com/pytorch/torchtitan/pull/1033 at most); "
+        "torch 2.5 aten rms_norm",
     ),
     replace(
         FSDP1,
         name="fsdp1_2024",
         words="FSDP1 with torch before 2.9",
         composite_norms=True,
+        compiles_loss=False,
         source="torch 2.5 aten rms_norm, torch/distributed/fsdp/_flat_param.py",
     ),
     Runtime(

@@ -36,6 +36,9 @@ from fsdpplan.spec.values import (
 ProgramName = Literal["reference", "own", "hf", "torchtitan", "megatron", "accelerate"]
 
 
+Logits = Literal["none", "computed", "fp32"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """What a program can apply of a layout."""
@@ -54,6 +57,11 @@ class Program:
     """Runtimes that price what it does; the first by default. The reference decoder is of any."""
     is_target: bool = False
     """It is launched by `emit-launch --target` of its name."""
+    compiles_loss: bool = False
+    """Where blocks are compiled the loss is, too. Others leave it to the script."""
+    returned_logits: Logits = "none"
+    """What a loop holds until backward is done, because the model returns its logits beside the
+    loss: nothing, the logits, or a copy of them in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +78,7 @@ _PROGRAMS: dict[ProgramName, Program] = {
         knows_blocks=True,
         says_how=False,
         has_open_attention=True,
+        compiles_loss=True,
     ),
     "own": Program(
         words="a model of your own",
@@ -82,12 +91,14 @@ _PROGRAMS: dict[ProgramName, Program] = {
         knows_blocks=False,
         says_how=False,
         has_open_attention=True,
+        returned_logits="computed",
     ),
     "torchtitan": Program(
         words="torchtitan",
         knows_blocks=True,
         says_how=False,
         has_open_attention=True,
+        compiles_loss=True,
         is_target=True,
     ),
     "megatron": Program(
@@ -105,6 +116,7 @@ _PROGRAMS: dict[ProgramName, Program] = {
         has_open_attention=True,
         runtimes=("fsdp2", "autocast"),
         is_target=True,
+        returned_logits="fp32",
     ),
 }
 

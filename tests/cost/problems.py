@@ -108,6 +108,7 @@ def case(
     runtime: str = "fsdp2",
     fp8_all_gather: bool = False,
     packed: bool = False,
+    program: str = "reference",
     **layout: object,
 ) -> Case:
     """One case, whose cluster and batch are those that the layout takes."""
@@ -123,6 +124,7 @@ def case(
             param_dtype=param_dtype,  # type: ignore[arg-type]
             runtime=runtime,  # type: ignore[arg-type]
             fp8_all_gather=fp8_all_gather,
+            program=program,  # type: ignore[arg-type]
             packed=packed,
         ),
         layout=built,

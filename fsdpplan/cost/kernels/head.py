@@ -11,11 +11,14 @@ Source: fsdpplan/trainer/model/loss.py, checked under fake tensors (tests/ground
 Head sizes: the logits, what the loss makes of them, and what the last stage keeps.
 
 PyTorch's cross-entropy has three fp32 tensors at its highest, in backward: log-probabilities and
-two gradients; torch's `loss_parallel` makes one gradient more. Megatron's works in place on one
+two gradients; torch's `loss_parallel` makes one gradient more. Compiled, it has none: the gradient
+is made, in the compute dtype, from the logits as they are. Megatron's works in place on one
 fp32 copy; nanotron's on a second one beside the first; a fused kernel makes the gradient, in the
 compute dtype, from the logits as they are.
 
-Sources: traced under fake tensors (tests/ground_truth); Megatron-LM
+Sources: traced under fake tensors, and code that torch 2.13's compiler writes of the trainer's loss
+(tests/ground_truth); peaks of compiled steps on an H100 (tests/golden/bench/train_runs_own.csv);
+transformers 5.23 `ForCausalLMLoss` and accelerate 1.15 `convert_outputs_to_fp32`; Megatron-LM
 megatron/core/tensor_parallel/cross_entropy.py; nanotron
 src/nanotron/parallel/tensor_parallel/functional.py; flash-attn flash_attn/losses/cross_entropy.py.
 """
@@ -28,13 +31,18 @@ from functools import lru_cache
 from fsdpplan.cost.kernels.products import backward_matmul_seconds, forward_matmul_seconds
 from fsdpplan.cost.kernels.rates import aligned_fraction, memory_bytes_per_second
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.formats import formats, local_tokens, sums_in_reduce_dtype
+from fsdpplan.cost.model.formats import (
+    formats,
+    joins_loss,
+    local_tokens,
+    sums_in_reduce_dtype,
+)
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
-from fsdpplan.spec.training import DTYPE_BYTES, Precision, Training
+from fsdpplan.spec.training import DTYPE_BYTES, Precision, Training, program_named
 
 EAGER_LOSS_BYTES = (14, 22)
 """Bytes a logit of 16 bits. Forward: copy to fp32 (2 + 4), log-softmax (4 + 4); backward: zeros
@@ -230,6 +238,8 @@ class HeadSizes:
     """Further logits while tensor-parallel ranks gather them for the loss."""
     loss_element_bytes: int
     """All tensors of the loss, for one of the logits, at its highest."""
+    loss_gradient_element_bytes: int
+    """The gradient of one of the logits, as the loss makes it."""
     kept_bytes: int
     """What a forward pass leaves for its backward pass."""
     weight_elements: int
@@ -263,6 +273,7 @@ def head_sizes(case: Case, stage: Stage) -> HeadSizes:
         logits_elements=logits,
         gather_bytes=gathered,
         loss_element_bytes=loss.peak,
+        loss_gradient_element_bytes=loss.gradient,
         kept_bytes=last_residual + kept,
         weight_elements=head * local_vocab * model.hidden,
         pieces=pieces,
@@ -275,19 +286,42 @@ class _LossBytes:
 
     peak: int
     kept: int
+    gradient: int = FP32_BYTES
 
 
 def _loss_bytes(*, training: Training, layout: Layout, element_bytes: int) -> _LossBytes:
+    """Bytes at the highest, and what forward leaves for backward.
+
+    The compiler writes no copy in fp32: forward reads the logits and backward makes their gradient
+    from them. It cannot where ranks that split the vocabulary sum in between: then it writes two in
+    forward, beside the logits, and keeps one. What is held of the logits (a pipeline's outputs, a
+    model's that returns them) is beside the loss's own tensors.
+    """
     copies = training.traits.fp32_logits
+    is_split = layout.tp > 1 and layout.loss_parallel
+    held = _held_logit_bytes(training=training, layout=layout, element_bytes=element_bytes)
     match copies:
         case 0:
-            return _LossBytes(peak=2 * element_bytes, kept=element_bytes)
+            return _LossBytes(peak=2 * element_bytes, kept=element_bytes, gradient=element_bytes)
         case 1 | 2:
             # the first copy is made beside the logits, and its gradient is cast back to theirs
             cast = element_bytes if element_bytes < FP32_BYTES else 0
             peak = max(FP32_BYTES + cast, copies * FP32_BYTES)
-            return _LossBytes(peak=peak, kept=FP32_BYTES)
+            return _LossBytes(peak=peak + held, kept=FP32_BYTES)
+        case _ if not joins_loss(training=training, layout=layout):
+            peak = FP32_BYTES * (copies + is_split)
+            return _LossBytes(peak=peak + held, kept=FP32_BYTES + (held or element_bytes))
+        case _ if is_split:
+            peak = element_bytes + 2 * FP32_BYTES
+            return _LossBytes(peak=peak, kept=FP32_BYTES + held, gradient=element_bytes)
         case _:
-            one_more = int(layout.tp > 1 and layout.loss_parallel)
-            peak = FP32_BYTES * (copies + one_more)
-            return _LossBytes(peak=peak, kept=FP32_BYTES + element_bytes)
+            return _LossBytes(peak=2 * element_bytes, kept=element_bytes, gradient=element_bytes)
+
+
+def _held_logit_bytes(*, training: Training, layout: Layout, element_bytes: int) -> int:
+    """Of one of the logits, until backward is through, beside what the loss keeps."""
+    returned = program_named(training.program).returned_logits
+    if returned == "fp32":
+        return FP32_BYTES
+    is_output = layout.pp > 1 and layout.sharding == "fsdp"  # of a stage of torch's schedules
+    return element_bytes if is_output or returned != "none" else 0

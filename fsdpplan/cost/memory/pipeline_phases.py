@@ -12,7 +12,6 @@ fake process group (tests/ground_truth).
 from __future__ import annotations
 
 from fsdpplan.cost.memory.rank_quantities import EndSizes, RankSizes
-from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.play.heap import Phase
 from fsdpplan.cost.schedule.moments import Moment
 
@@ -205,10 +204,10 @@ def _loss_phases(s: RankSizes) -> list[Phase]:
     """The loss; the stage keeps its output, the logits, until its backward.
 
     Where all losses are made before the first backward pass, the next one makes the head's gradient
-    beside those of the first, and beside a gradient of its logits in fp32.
+    beside those of the first, and beside the gradient of its logits.
     """
     kept = s.last_residual_bytes + s.last_normed_bytes + s.message_buffers_bytes
-    sizes = [(0, 0, (s.loss_element_bytes + s.element_bytes) * s.logits_elements)]
+    sizes = [(0, 0, s.loss_element_bytes * s.logits_elements)]
     if s.pieces is not None:
         made, hidden = s.pieces.weight_gradient, s.pieces.hidden
         sizes = [(hidden, *moment) for moment in s.pieces.moments]
@@ -231,7 +230,7 @@ def _loss_phases(s: RankSizes) -> list[Phase]:
             unsharded_parameters_bytes=_gathered(s, moment),
             unsharded_gradients_bytes=_held(s, moment) + s.head_gradient_made_bytes,
             activations_bytes=_alive(s, moment) + s.message_buffers_bytes,
-            logits_bytes=FP32_BYTES * s.logits_elements,
+            logits_bytes=s.loss_gradient_element_bytes * s.logits_elements,
         )
         for moment in later
         if moment.alive

@@ -266,7 +266,9 @@ class RankSizes:
     logits_gather_bytes: int
     """Further logits while tensor-parallel ranks gather them for the loss."""
     loss_element_bytes: int
-    """All fp32 tensors of the loss, for one of the logits, at its highest."""
+    """All tensors of the loss, for one of the logits, at its highest."""
+    loss_gradient_element_bytes: int
+    """The gradient of one of the logits, as the loss makes it."""
     element_bytes: int
     """Of the compute dtype."""
     pieces: LossPieces | None = None

@@ -201,6 +201,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         logits_elements=head.logits_elements,
         logits_gather_bytes=head.gather_bytes,
         loss_element_bytes=head.loss_element_bytes,
+        loss_gradient_element_bytes=head.loss_gradient_element_bytes,
         element_bytes=of.computed,
         pieces=head.pieces,
     )

@@ -28,7 +28,7 @@ from math import prod
 from fsdpplan.cost.model.block_sizes import FP32_BYTES, Kernels
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case
-from fsdpplan.spec.training import DTYPE_BYTES, TorchRelease, Training
+from fsdpplan.spec.training import DTYPE_BYTES, TorchRelease, Training, program_named
 
 
 def local_tokens(*, training: Training, layout: Layout) -> int:
@@ -119,6 +119,14 @@ def _kernels(training: Training, is_compiled: bool) -> Kernels:
         gathers_again=traits.overlaps_weight_gradient or traits.regathers_inputs,
         ring_attention=traits.ring_attention,
     )
+
+
+def joins_loss(*, training: Training, layout: Layout) -> bool:
+    """Whether the loss is one kernel a pass: the software's own, or the compiler's where that gets
+    the loss beside the blocks."""
+    traits = training.traits
+    is_given = traits.compiles_loss and program_named(training.program).compiles_loss
+    return traits.fused_loss or (layout.compile and is_given)
 
 
 LEAN_PIPELINES = TorchRelease(2, 15)

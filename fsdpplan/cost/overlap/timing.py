@@ -49,6 +49,7 @@ from fsdpplan.cost.model.formats import (
     block_ways,
     formats,
     inner_ways,
+    joins_loss,
     local_tokens,
     low_rank,
 )
@@ -92,7 +93,7 @@ def layout_head_seconds(case: Case) -> tuple[float, float]:
             chunks=layout.loss_chunks,
             precision=training.precision,
             device=device,
-            joins_loss=layout.compile and layout.tp == 1,
+            joins_loss=joins_loss(training=training, layout=layout) and layout.tp == 1,
             weight_bytes=FP32_BYTES if is_wide else of.gathered,
         )
     return head_seconds(
@@ -102,7 +103,7 @@ def layout_head_seconds(case: Case) -> tuple[float, float]:
         precision=training.precision,
         device=device,
         loss_vocab=vocab if layout.loss_parallel or traits.fused_loss else vocab * layout.tp,
-        joins_loss=layout.compile or traits.fused_loss,
+        joins_loss=joins_loss(training=training, layout=layout),
         pads=traits.pads_vocabulary,
     )
 
