@@ -560,7 +560,7 @@ def _bubble(case: Case, time: TimeBreakdown) -> Explained:
                 f"left by {layout.schedule}, uneven stages and what others wait for, played",
             ),
         ),
-        source="cost/schedule/simulation.py; docs/explanation/pipeline.md",
+        source="cost/play/pipeline.py; docs/explanation/pipeline.md",
     )
 
 

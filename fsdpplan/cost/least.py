@@ -11,10 +11,11 @@ from itertools import accumulate
 from fsdpplan.cost.model.shards import Stage, gradient_syncs
 from fsdpplan.cost.network.placement import pp_group
 from fsdpplan.cost.overlap.passes import Moves, fsdp_moves, host_additions
-from fsdpplan.cost.overlap.pipeline_passes import first_forward_ends, played_timing
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
+from fsdpplan.cost.play.pipeline import played_pipeline
 from fsdpplan.cost.schedule.order import round_microbatches
 from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks
+from fsdpplan.cost.step.pipeline import WAITING_SCHEDULES, Pair, PipelineStep, fsdp_gathering
 from fsdpplan.cost.traffic.calls import group_seconds
 from fsdpplan.cost.traffic.rank import message_bytes
 from fsdpplan.spec.cluster import Cluster
@@ -69,10 +70,6 @@ def least_fsdp_seconds(
     return late * busy + exposed + number * waiting
 
 
-Pair = tuple[float, float]
-"""Seconds of one micro-batch on one rank: (forward, backward with what is recomputed)."""
-
-
 def least_communication_seconds(case: Case) -> float:
     """FSDP's gathers and reduce-scatters one after the other, as if nothing were computed, or what
     comes from the host.
@@ -103,6 +100,33 @@ def moved_seconds(moves: Moves, layout: Layout) -> dict[str, float]:
         seconds = number * (of.gather + of.regather) + syncs * of.reduce_scatter
         passing[level] = passing.get(level, 0.0) + seconds + whole * of.all_reduce
     return passing
+
+
+def first_forward_ends(
+    layout: Layout, *, passes: Sequence[Pair], gathers: Sequence[float], send: float
+) -> tuple[float, ...]:
+    """When each stage's first forward pass ends at the earliest, as FSDP gathers them.
+
+        end of s = end of s - 1 + message + max(forward, gather)              of one stage a rank
+        end of s = max(end of s - 1 + message, gathers of the rank up to s) + forward   of several
+
+    There is no message between two stages of one rank.
+    """
+    ends, arrived = list[float](), 0.0
+    if layout.schedule in WAITING_SCHEDULES:
+        for (forward, _), gather in zip(passes, gathers, strict=True):
+            ends.append(arrived + max(forward, gather))
+            arrived = ends[-1] + send
+        return tuple(ends)
+    gathered, turns = [0.0] * len(passes), set[int]()
+    for held in layout_rank_stages(layout):
+        for stage, moment in zip(held, accumulate(gathers[one] for one in held), strict=True):
+            gathered[stage] = moment
+        turns |= {stage for stage in held if stage + 1 in held}
+    for stage, ((forward, _), moment) in enumerate(zip(passes, gathered, strict=True)):
+        ends.append(max(arrived, moment) + forward)
+        arrived = ends[-1] + (0.0 if stage in turns else send)
+    return tuple(ends)
 
 
 def least_way_seconds(
@@ -141,9 +165,16 @@ def played_seconds(
     layout: Layout, *, passes: Sequence[Pair], gathers: Sequence[float], send: float
 ) -> float:
     """The same by playing the schedule, for those that do not split the backward pass."""
-    gathered = first_forward_ends(layout, passes=passes, gathers=gathers, send=send)
-    moments = gathered if any(gathers) else ()
-    return played_timing(layout, tuple(passes), (), send, moments).total_seconds
+    step = PipelineStep(
+        schedule=layout.schedule,
+        num_microbatches=layout.num_microbatches,
+        virtual_stages=layout.virtual_stages,
+        passes=tuple(passes),
+        send=send,
+        gathering=fsdp_gathering(layout.schedule),
+        gathers=tuple(gathers),
+    )
+    return played_pipeline(step).total_seconds
 
 
 def message_seconds(case: Case) -> float:

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import accumulate
+from typing import NamedTuple
 
 from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.kernels.compute import device_parts
@@ -43,21 +42,23 @@ from fsdpplan.cost.overlap.passes import (
 )
 from fsdpplan.cost.overlap.timing import block_times
 from fsdpplan.cost.play.clocks import played
+from fsdpplan.cost.play.pipeline import PipelineTiming, played_pipeline
+from fsdpplan.cost.schedule.order import paired_passes
 from fsdpplan.cost.schedule.stages import (
     StageKinds,
     layout_rank_stages,
     pipeline_ranks,
     stage_kinds,
 )
-from fsdpplan.cost.schedule.times import (
-    WAITING_SCHEDULES,
-    PipelineTiming,
-    paired_passes,
-    reduced_seconds,
-    simulate_pipeline,
-)
 from fsdpplan.cost.step import replica
 from fsdpplan.cost.step.fsdp import MicroBatch, backward_pass, forward_pass
+from fsdpplan.cost.step.pipeline import (
+    WAITING_SCHEDULES,
+    Pair,
+    PipelineStep,
+    Seconds,
+    fsdp_gathering,
+)
 from fsdpplan.cost.step.replica import ReplicaBatch
 from fsdpplan.cost.traffic.calls import Calls, call_seconds, group_seconds
 from fsdpplan.cost.traffic.data_parallel import reduced_rounds
@@ -71,12 +72,6 @@ from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
-
-Pair = tuple[float, float]
-"""Seconds of one micro-batch in one stage: (forward, backward)."""
-Seconds = tuple[float, ...]
-Pairs = tuple[tuple[float, float], ...]
-"""(forward, backward) of each stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,24 +142,31 @@ def exchange_seconds(case: Case, stage: Stage) -> Pair:
     return forward, backward
 
 
+class _Around(NamedTuple):
+    """What data parallelism does around the passes of a pipeline."""
+
+    step: PipelineStep
+    scatter_share: float
+    """Part of the reductions' time that is reduce-scatters."""
+    before: float = 0.0
+    """Gathers before all passes, of the rank that has most of them."""
+    round_seconds: float = 0.0
+    """Reductions after each round but the last of a rank, of software that reduces each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineParts:
-    """What the passes of a pipeline are made of."""
+    """A pipelined step, and what is read off it."""
 
     stages: StageKinds
-    times: tuple[Pair, ...]
-    """(forward, backward) of one micro-batch in each stage."""
-    weights: Seconds
-    """The weights' half of each backward; empty where it is not split."""
-    send: float
-    """Seconds of a message between two stages."""
+    step: PipelineStep
+    before: float
+    """Gathers before it begins."""
     pairs: DualPasses
     timing: PipelineTiming
     """Without what gathers and reductions add."""
     exposed: ExposedSeconds
     """What these add."""
-    regathered: Pairs = ()
-    """(forward, backward) of each stage where its blocks are gathered again; empty: they stay."""
 
     @property
     def busy_seconds(self) -> list[float]:
@@ -180,36 +182,48 @@ class PipelineParts:
 
 
 def pipeline_parts(case: Case) -> PipelineParts:
-    """Those of a case."""
+    """Those of a case: what gathers and reductions add is by how much the step is longer with
+    them."""
     layout = case.layout
     stages = stage_kinds(model=case.model, layout=layout)
-    times = stages.each([stage_seconds(case, one) for one in stages.kinds])
-    send = group_seconds(case.cluster, pp_group(layout), "send_recv", message_bytes(case))
+    passes = tuple(stages.each([stage_seconds(case, one) for one in stages.kinds]))
     weights: Seconds = ()
     if layout.schedule in SPLIT_BACKWARD_SCHEDULES:
         halves = stages.each([stage_weight_seconds(case, one) for one in stages.kinds])
         weights = tuple(
-            min(backward, half) for half, (_, backward) in zip(halves, times, strict=True)
+            min(backward, half) for half, (_, backward) in zip(halves, passes, strict=True)
         )
-    pairs = dual_passes(case, stages, times)
-    timing = played_timing(layout, times, weights, send, (), pairs.seconds)
-    added = _fsdp_exposed if layout.sharding == "fsdp" else _replica_exposed
-    regathered: Pairs = ()
-    if layout.reshards_stages:
-        again = stages.each([regathering_seconds(case, one) for one in stages.kinds])
-        regathered = tuple(
-            (forward + more, backward + later)
-            for (forward, backward), (more, later) in zip(times, again, strict=True)
-        )
+    pairs = dual_passes(case, stages, passes)
+    plain = PipelineStep(
+        schedule=layout.schedule,
+        num_microbatches=layout.num_microbatches,
+        virtual_stages=layout.virtual_stages,
+        passes=passes,
+        send=group_seconds(case.cluster, pp_group(layout), "send_recv", message_bytes(case)),
+        weights=weights,
+        paired=pairs.seconds,
+    )
+    add = _with_fsdp if layout.sharding == "fsdp" else _with_replicas
+    around = add(case, stages, plain)
+    timing, whole = played_pipeline(around.step.alone), played_pipeline(around.step)
+    reduced = whole.reducing_seconds
+    if around.round_seconds:
+        # each runs beside the passes of the next one, on a communicator that does one thing at once
+        rounds = reduced_rounds(training=case.training, layout=layout)
+        beside = min(timing.busy_seconds) / rounds
+        reduced += (rounds - 1) * max(0.0, around.round_seconds - beside)
+    gathered = max(0.0, whole.total_seconds - timing.total_seconds)
     return PipelineParts(
         stages=stages,
-        times=tuple(times),
-        weights=weights,
-        send=send,
+        step=around.step,
+        before=around.before,
         pairs=pairs,
         timing=timing,
-        exposed=added(case, stages, times, weights, send, timing, regathered or pairs.seconds),
-        regathered=regathered,
+        exposed=ExposedSeconds(
+            all_gather=around.before + gathered,
+            reduce_scatter=around.scatter_share * reduced,
+            all_reduce=(1 - around.scatter_share) * reduced,
+        ),
     )
 
 
@@ -217,10 +231,10 @@ def pipeline_passes(case: Case) -> Passes:
     """All micro-batches, seen from the rank that computes most."""
     model, layout = case.model, case.layout
     parts = pipeline_parts(case)
-    rank, send, exposed = parts.rank, parts.send, parts.exposed
+    rank, exposed = parts.rank, parts.exposed
     busy = parts.busy_seconds[rank]
     idle = max(0.0, parts.timing.total_seconds - busy)
-    messages = min(idle, _message_waiting_seconds(model, layout, rank, send))
+    messages = min(idle, _message_waiting_seconds(model, layout, rank, parts.step.send))
     held = pipeline_ranks(model=model, layout=layout)
     after = [_seconds_of(tp_gradient_calls(case, stage), case) for stage in held]
     return Passes(
@@ -291,107 +305,7 @@ def _message_waiting_seconds(model: Model, layout: Layout, rank: int, send: floa
     return layout.num_microbatches * receives * send
 
 
-@lru_cache(maxsize=2048)
-def _played(
-    schedule: str,
-    forward: Seconds,
-    backward: Seconds,
-    weights: Seconds,
-    gathered: Seconds,
-    num_microbatches: int,
-    virtual_stages: int,
-    send: float,
-    paired: Pairs,
-    regathers: bool,
-) -> PipelineTiming:
-    return simulate_pipeline(
-        schedule=schedule,  # type: ignore[arg-type]
-        forward_seconds=forward,
-        backward_seconds=backward,
-        num_microbatches=num_microbatches,
-        virtual_stages=virtual_stages,
-        send_seconds=send,
-        backward_weight_seconds=weights,
-        gathered_seconds=gathered,
-        paired_seconds=paired,
-        regathers=regathers,
-    )
-
-
-def played_timing(
-    layout: Layout,
-    times: Sequence[tuple[float, float]],
-    weights: Seconds,
-    send: float,
-    gathered: Seconds,
-    paired: Pairs = (),
-    *,
-    regathers: bool = False,
-) -> PipelineTiming:
-    """The pipeline played, from (forward, backward) of each stage; as in `simulate_pipeline`."""
-    return _played(
-        layout.schedule,
-        tuple(forward for forward, _ in times),
-        tuple(backward for _, backward in times),
-        weights,
-        gathered,
-        layout.num_microbatches,
-        layout.virtual_stages,
-        send,
-        paired,
-        regathers,
-    )
-
-
-def first_forward_ends(
-    layout: Layout,
-    *,
-    passes: Sequence[tuple[float, float]],
-    gathers: Sequence[float],
-    send: float,
-) -> Seconds:
-    """When each stage's first forward pass ends at the earliest.
-
-    One stage a rank is gathered block by block by its own forward pass, from the moment when there
-    is something to compute with:
-
-        end of s = end of s - 1 + message + max(forward, gather)
-
-    Of several, a rank gathers the whole first ones from the start of the step, one after another,
-    and waits for all of a stage's gathers before its first forward pass:
-
-        end of s = max(end of s - 1 + message, gathers of the rank up to s) + forward
-
-    Source: torch 2.13 torch/distributed/pipelining/schedules.py, `_add_unshard_reshard` and
-    `_assert_unsharded` of schedules with several stages a rank; FSDP's hooks under the others.
-    """
-    if layout.schedule in WAITING_SCHEDULES:
-        arrived, moments = 0.0, list[float]()
-        for (forward, _), gather in zip(passes, gathers, strict=True):
-            arrived += max(forward, gather)
-            moments.append(arrived)
-            arrived += send
-        return tuple(moments)
-    gathered = [0.0] * len(passes)
-    for held in layout_rank_stages(layout):
-        for stage, moment in zip(held, accumulate(gathers[one] for one in held), strict=True):
-            gathered[stage] = moment
-    arrived, moments = 0.0, []
-    for (forward, _), moment in zip(passes, gathered, strict=True):
-        moments.append(max(arrived, moment) + forward)
-        arrived = moments[-1] + send
-    return tuple(moments)
-
-
-def _fsdp_exposed(
-    case: Case,
-    stages: StageKinds,
-    times: Sequence[tuple[float, float]],
-    weights: Seconds,
-    send: float,
-    timing: PipelineTiming,
-    paired: Pairs,
-) -> ExposedSeconds:
+def _with_fsdp(case: Case, stages: StageKinds, plain: PipelineStep) -> _Around:
     """FSDP gathers a stage's units as its first forward pass needs them, or also as later ones do,
     and reduces them all after its last backward pass.
 
@@ -400,30 +314,26 @@ def _fsdp_exposed(
     """
     layout = case.layout
     batches = [fsdp_micro_batch(case, stage) for stage in stages.kinds]
-    gathers = stages.each([stage_gather_seconds(batch) for batch in batches])
-    moments = first_forward_ends(layout, passes=times, gathers=gathers, send=send)
-    regathers = layout.reshards_stages
-    delayed = played_timing(layout, times, weights, send, moments, paired, regathers=regathers)
-    reduced = _after_all(
-        layout, timing, tuple(stages.each([stage_reduce_seconds(one) for one in batches]))
-    )
     scatters = sum(stages.each([_sum(batch, "reduce_scatter") for batch in batches]))
     reduces = sum(stages.each([_sum(batch, "all_reduce") for batch in batches]))
-    share = scatters / (scatters + reduces) if scatters + reduces else 0.0
-    reduced += _earlier_rounds(case, scatters / layout.pp, timing)
-    return ExposedSeconds(
-        all_gather=max(0.0, delayed.total_seconds - timing.total_seconds),
-        reduce_scatter=share * reduced,
-        all_reduce=(1 - share) * reduced,
+    step = replace(
+        plain,
+        gathering=fsdp_gathering(layout.schedule),
+        gathers=tuple(stages.each([stage_gather_seconds(batch) for batch in batches])),
+        reductions=tuple(stages.each([stage_reduce_seconds(batch) for batch in batches])),
     )
-
-
-def _earlier_rounds(case: Case, reduce_seconds: float, timing: PipelineTiming) -> float:
-    """What reductions after each round but the last add: each runs beside the passes of the next
-    one, on a communicator that does one thing at a time."""
-    rounds = reduced_rounds(training=case.training, layout=case.layout)
-    beside = min(timing.busy_seconds) / rounds
-    return (rounds - 1) * max(0.0, reduce_seconds - beside)
+    if layout.reshards_stages:
+        again = stages.each([regathering_seconds(case, one) for one in stages.kinds])
+        paired = tuple(
+            (forward + more, backward + later)
+            for (forward, backward), (more, later) in zip(plain.passes, again, strict=True)
+        )
+        step = replace(step, paired=paired, regathers=True)
+    return _Around(
+        step=step,
+        scatter_share=scatters / (scatters + reduces) if scatters + reduces else 0.0,
+        round_seconds=scatters / layout.pp,
+    )
 
 
 def _sum(batch: MicroBatch, field: str) -> float:
@@ -447,34 +357,7 @@ def stage_reduce_seconds(batch: MicroBatch) -> float:
     return max(scatters + min(reduces, first.all_reduce), first.reduce_scatter + reduces)
 
 
-def _after_all(
-    layout: Layout,
-    timing: PipelineTiming,
-    reduce: Seconds,
-    hidden: Seconds = (),
-    *,
-    at_the_end: bool = False,
-) -> float:
-    """By how much reductions prolong the step."""
-    ends = reduced_seconds(
-        timing=timing,
-        rank_stage_indices=layout_rank_stages(layout),
-        reduce_seconds=reduce,
-        hidden_seconds=hidden,
-        at_the_end=at_the_end,
-    )
-    return max(0.0, max(ends) - timing.total_seconds)
-
-
-def _replica_exposed(
-    case: Case,
-    stages: StageKinds,
-    times: Sequence[tuple[float, float]],
-    weights: Seconds,
-    send: float,
-    timing: PipelineTiming,
-    paired: Pairs,
-) -> ExposedSeconds:
+def _with_replicas(case: Case, stages: StageKinds, plain: PipelineStep) -> _Around:
     """DDP and ZeRO reduce beside each stage's last backward pass and all passes behind it, or after
     the rank's last one; ZeRO's gathers of updated parameters run from the start of the step beside
     the first forward passes, or alone.
@@ -483,65 +366,33 @@ def _replica_exposed(
     last micro-batch is through (`grad_sync_func`) and gathers the next one beside the first passes
     of the one before (`param_sync_func`); without overlap `finalize_model_grads` at the end.
     """
-    batches = replica_batches(case, stages, times)
-    totals = tuple(batch.reduction for batch in batches)
-    hidden = hidden_reductions(batches)
-    at_the_end = not case.training.traits.overlaps_reduction
-    reduced = _after_all(case.layout, timing, totals, hidden, at_the_end=at_the_end)
-    share = max(scatter_share(batch) for batch in batches)
-    return ExposedSeconds(
-        all_gather=_parameter_waiting(case, batches, times, weights, send, timing, paired),
-        reduce_scatter=share * reduced,
-        all_reduce=(1 - share) * reduced,
-    )
-
-
-def replica_batches(case: Case, stages: StageKinds, times: Sequence[Pair]) -> list[ReplicaBatch]:
-    """One micro-batch of each stage."""
+    traits = case.training.traits
     by_kind = [replica_batch(case, stage, (0.0, 0.0)) for stage in stages.kinds]
-    both = zip(stages.each(by_kind), times, strict=True)
-    return [replace(batch, forward=own[0], backward=own[1]) for batch, own in both]
+    both = zip(stages.each(by_kind), plain.passes, strict=True)
+    batches = [replace(batch, forward=own[0], backward=own[1]) for batch, own in both]
+    gathers, before = tuple(batch.gather for batch in batches), 0.0
+    step = replace(
+        plain,
+        reductions=tuple(batch.reduction for batch in batches),
+        hidden=_hidden_reductions(batches),
+        reduces_at_the_end=not traits.overlaps_reduction,
+    )
+    if any(gathers) and traits.overlaps_parameter_gather:
+        first = played(replica.forward_pass(batches[0], is_first=True)).seconds
+        beside = max(batches[0].forward, gathers[0])
+        step = replace(
+            step, gathering="beside", gathers=gathers, first_waits=max(0.0, first - beside)
+        )
+    elif any(gathers):
+        before = max(sum(gathers[at] for at in held) for held in layout_rank_stages(case.layout))
+    share = max(scatter_share(batch) for batch in batches)
+    return _Around(step=step, scatter_share=share, before=before)
 
 
-def hidden_reductions(batches: Sequence[ReplicaBatch]) -> Seconds:
+def _hidden_reductions(batches: Sequence[ReplicaBatch]) -> Seconds:
     """Of each stage, what it reduces beside its last backward pass."""
     exposed = {
         batch: played(replica.backward_pass(batch, reduces=True)).exposed
         for batch in dict.fromkeys(batches)
     }
     return tuple(batch.reduction - exposed[batch] for batch in batches)
-
-
-def _parameter_waiting(
-    case: Case,
-    batches: Sequence[ReplicaBatch],
-    times: Sequence[tuple[float, float]],
-    weights: Seconds,
-    send: float,
-    timing: PipelineTiming,
-    paired: Pairs,
-) -> float:
-    """What gathering updated parameters adds: to the slowest rank, or to the first forwards."""
-    layout = case.layout
-    if not any(batch.gather for batch in batches):
-        return 0.0
-    if not case.training.traits.overlaps_parameter_gather:
-        return max(
-            sum(batches[stage].gather for stage in held) for held in layout_rank_stages(layout)
-        )
-    moments = parameter_moments(layout, batches)
-    delayed = played_timing(layout, times, weights, send, moments, paired)
-    return max(0.0, delayed.total_seconds - timing.total_seconds)
-
-
-def parameter_moments(layout: Layout, batches: Sequence[ReplicaBatch]) -> Seconds:
-    """When the first forward pass of each stage has its updated parameters, which are gathered from
-    the start of the step on beside passes."""
-    moments = [0.0] * len(batches)
-    for held in layout_rank_stages(layout):
-        gathers = [batches[stage].gather for stage in held]
-        for stage, moment in zip(held, accumulate(gathers), strict=True):
-            moments[stage] = moment
-    first = played(replica.forward_pass(batches[0], is_first=True)).seconds
-    moments[0] = max(moments[0], first)
-    return tuple(moments)

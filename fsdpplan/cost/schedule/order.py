@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.cost.schedule.actions import (
+    ACTIVE_STAGES,
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
@@ -13,6 +16,8 @@ from fsdpplan.cost.schedule.actions import (
     V_SCHEDULES,
     Action,
     actions_of_rank,
+    gathered_stages,
+    overlapped_pairs,
     rank_stages,
 )
 from fsdpplan.cost.schedule.moments import Moments, moments_of_rank, short_actions
@@ -307,3 +312,74 @@ def steady_microbatches(*, schedule: Schedule, pp: int, num_microbatches: int, r
     if num_microbatches <= most:
         return num_microbatches
     return most - size + num_microbatches % size
+
+
+def paired_passes(*, pp: int, num_microbatches: int) -> tuple[tuple[int, int], ...]:
+    """For each rank of DualPipeV, how many forward passes of its (first, second) stage are side by
+    side with a backward pass of the other one."""
+    lists = rank_actions(
+        schedule="dualpipev", pp=pp, num_microbatches=num_microbatches, virtual_stages=2
+    )
+    found = []
+    for rank, actions in enumerate(lists):
+        pairs = overlapped_pairs(schedule="dualpipev", rank=rank, pp=pp, actions=actions)
+        first = [actions[at][0] for at in pairs if actions[at][2] == FORWARD]
+        found.append((first.count(rank), first.count(2 * pp - 1 - rank)))
+    return tuple(found)
+
+
+STEADY_ROUNDS = 6
+"""Rounds of micro-batches after which another one adds what the one before it did."""
+
+
+@lru_cache(maxsize=1024)
+def stage_gathers(
+    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
+) -> tuple[tuple[int, ...], ...]:
+    """For each rank, how often a step gathers the parameters of each of its stages.
+
+    Under reshard never: once, but with more than `ACTIVE_STAGES` stages a rank, which torch drops
+    and gathers again.
+    """
+    shape = {"pp": pp, "virtual_stages": virtual_stages}
+    if virtual_stages <= ACTIVE_STAGES:
+        return ((1,) * virtual_stages,) * pp
+    short = steady_microbatches(
+        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=STEADY_ROUNDS
+    )
+    if schedule != "looped_bfs" and short < num_microbatches:
+        return _with_more_rounds(schedule, pp, num_microbatches, virtual_stages, short)
+    actions = rank_actions(schedule=schedule, num_microbatches=num_microbatches, **shape)
+    return tuple(
+        _gathers_of_rank(todo, rank_stages(schedule=schedule, rank=rank, **shape))
+        for rank, todo in enumerate(actions)
+    )
+
+
+def _with_more_rounds(
+    schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int, short: int
+) -> tuple[tuple[int, ...], ...]:
+    """What so few micro-batches take, and once more for each further round what one round adds."""
+    size = round_microbatches(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
+    size = size if size < num_microbatches else pp
+    shape = {"schedule": schedule, "pp": pp, "virtual_stages": virtual_stages}
+    most = stage_gathers(num_microbatches=short, **shape)
+    fewer = stage_gathers(num_microbatches=short - size, **shape)
+    rounds = (num_microbatches - short) // size
+    return tuple(
+        tuple(one + rounds * (one - other) for one, other in zip(now, before, strict=True))
+        for now, before in zip(most, fewer, strict=True)
+    )
+
+
+def gathers_in_turn(actions: Sequence[Action]) -> Iterator[tuple[int, int]]:
+    """(place, stage) of the gathers of a rank: at which of its actions, of which stage."""
+    active: set[int] = set()
+    for at, wanted in enumerate(gathered_stages(actions)):
+        yield from ((at, stage) for stage in wanted if stage not in active)
+        active = set(wanted)
+
+
+def _gathers_of_rank(actions: Sequence[Action], stages: tuple[int, ...]) -> tuple[int, ...]:
+    gathers = Counter(stage for _, stage in gathers_in_turn(actions))
+    return tuple(gathers[stage] for stage in stages)

@@ -23,8 +23,8 @@ from fsdpplan.cost.schedule.order import (
     moments_of,
     peak_in_flight,
     peak_weights_pending,
+    stage_gathers,
 )
-from fsdpplan.cost.schedule.simulation import stage_gathers
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Model

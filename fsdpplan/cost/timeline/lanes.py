@@ -309,6 +309,10 @@ def sent_calls(calls: Calls, cluster: Cluster, *, stream: str, name: str, count:
     )
 
 
+ALIKE = 1e-12
+"""Share of a step within which two moments are the same: rounding."""
+
+
 @dataclass(frozen=True, slots=True)
 class Warp:
     """From the clock of the overlap model to that of the step, by what one rank does."""
@@ -321,14 +325,15 @@ class Warp:
         """When that is; of what begins at a moment where something is put in, behind it, of what
         ends there before it."""
         raw, final = self.raw, self.final
-        at = bisect_left(raw, moment) if is_end else bisect_right(raw, moment) - 1
-        at = min(max(at, 0), len(raw) - 1)
-        if raw[at] == moment:
-            return final[at]
-        before = at - 1 if is_end else at
+        rounding = ALIKE * raw[-1]
+        first = bisect_left(raw, moment - rounding)
+        behind = bisect_right(raw, moment + rounding)
+        if first < behind:
+            return final[first if is_end else behind - 1]
+        before = first - 1
         if before < 0:
             return final[0]
-        if before + 1 >= len(raw):
+        if behind >= len(raw):
             return final[-1] + moment - raw[-1]
         spanned = raw[before + 1] - raw[before]
         share = (moment - raw[before]) / spanned if spanned else 1.0

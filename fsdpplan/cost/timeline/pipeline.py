@@ -7,35 +7,24 @@ before first passes, reductions behind each stage's last one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.network.placement import pp_group
-from fsdpplan.cost.overlap.passes import fsdp_micro_batch
-from fsdpplan.cost.overlap.pipeline_passes import (
-    PipelineParts,
-    exchange_seconds,
-    first_forward_ends,
-    hidden_reductions,
-    parameter_moments,
-    pipeline_parts,
-    replica_batches,
-    stage_gather_seconds,
-)
+from fsdpplan.cost.overlap.pipeline_passes import PipelineParts, exchange_seconds, pipeline_parts
+from fsdpplan.cost.play.pipeline import PlayedPass, played_in_full
 from fsdpplan.cost.schedule.actions import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
-    gathered_stages,
+    Action,
     regathering_passes,
 )
-from fsdpplan.cost.schedule.order import round_microbatches
-from fsdpplan.cost.schedule.simulation import PlayedAction, played_actions
+from fsdpplan.cost.schedule.order import gathers_in_turn, round_microbatches
 from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks, pipeline_stages
-from fsdpplan.cost.schedule.times import WAITING_SCHEDULES, pipeline_run
+from fsdpplan.cost.step.pipeline import PipelineStep
 from fsdpplan.cost.timeline.data_parallel import (
     GradientSeconds,
     Unit,
@@ -48,14 +37,10 @@ from fsdpplan.cost.timeline.data_parallel import (
 )
 from fsdpplan.cost.timeline.events import Detail
 from fsdpplan.cost.timeline.lanes import Lanes, Mark, Sent, relabel, sent_calls
-from fsdpplan.cost.timeline.pieces import Passes, Piece, merged
+from fsdpplan.cost.timeline.pieces import Direction, Passes, Piece, merged
 from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.cost.traffic.data_parallel import reduced_rounds
-from fsdpplan.cost.traffic.rank import (
-    message_bytes,
-    table_calls,
-    table_seconds,
-)
+from fsdpplan.cost.traffic.rank import message_bytes, table_calls, table_seconds
 from fsdpplan.spec.plan import Case
 
 
@@ -86,6 +71,18 @@ class _Shape:
     stages: tuple[_Stage, ...]
     detail: Detail
     detailed: int
+    played: tuple[tuple[PlayedPass, ...], ...]
+    """Rank by rank."""
+
+    @property
+    def begun(self) -> float:
+        """When the step begins: behind gathers that nothing is beside."""
+        return self.parts.before
+
+    @property
+    def end(self) -> float:
+        """When all passes are over, from then on."""
+        return max(passes[-1].end for passes in self.played)
 
     def is_whole(self, micro_batch: int) -> bool:
         """Whether it is shown as finely as was asked."""
@@ -102,36 +99,20 @@ def pipeline_lanes(case: Case, *, detail: Detail, detailed: int) -> tuple[int, l
         stages=_stages(case, parts, detail),
         detail=detail,
         detailed=detailed,
+        played=played_in_full(parts.step),
     )
-    moments = _first_forward_moments(case, parts)
-    played = played_actions(
-        pipeline_run(
-            schedule=layout.schedule,
-            forward_seconds=tuple(forward for forward, _ in parts.times),
-            backward_seconds=tuple(backward for _, backward in parts.times),
-            num_microbatches=layout.num_microbatches,
-            virtual_stages=layout.virtual_stages,
-            send_seconds=parts.send,
-            backward_weight_seconds=parts.weights,
-            gathered_seconds=moments,
-            paired_seconds=parts.regathered or parts.pairs.seconds,
-            regathers=bool(parts.regathered),
-        )
-    )
-    total = max(actions[-1].end for actions in played)
-    begun = 0.0 if moments else parts.exposed.all_gather
     held = pipeline_ranks(model=case.model, layout=layout)
     gradients = GradientSeconds.of(case, held)
     lanes = [
-        _rank_lanes(shape, played, rank, total, begun, gradients if rank == parts.rank else None)
+        _rank_lanes(shape, rank, gradients if rank == parts.rank else None)
         for rank in range(layout.pp)
     ]
     _first_waits(lanes[parts.rank], parts.exposed.all_gather)
     after = [tp_gradient_sent(case, stage) for stage in held]
     most = max(sum(sent.seconds for sent in sents) for sents in after)
     for rank, (one, stage) in enumerate(zip(lanes, held, strict=True)):
-        _gathers(shape, played[rank], rank, one, begun)
-        _reductions(shape, played[rank], rank, one, begun)
+        _gathers(shape, rank, one)
+        _reductions(shape, rank, one)
         one.wait(parts.exposed.reduce_scatter, "reduce_scatter")
         one.wait(parts.exposed.all_reduce, "all_reduce")
         tables = tuple(
@@ -168,8 +149,8 @@ def _stages(case: Case, parts: PipelineParts, detail: Detail) -> tuple[_Stage, .
         found.append(
             _Stage(
                 stage=stage,
-                seconds=parts.times[index],
-                weight_seconds=_weight_seconds(parts, index),
+                seconds=parts.step.passes[index],
+                weight_seconds=_weight_seconds(parts.step, index),
                 kernels=kernels,
                 passes=Passes(
                     merged(kernels.forward, "forward"), merged(kernels.backward, "backward")
@@ -181,11 +162,11 @@ def _stages(case: Case, parts: PipelineParts, detail: Detail) -> tuple[_Stage, .
     return tuple(found)
 
 
-def _weight_seconds(parts: PipelineParts, index: int) -> float:
+def _weight_seconds(step: PipelineStep, index: int) -> float:
     """The first stage has no input to differentiate by: its weights' half is all of it."""
-    if not parts.weights:
+    if not step.weights:
         return 0.0
-    return parts.weights[index] if index else parts.times[0][1]
+    return step.weights[index] if index else step.passes[0][1]
 
 
 def _exchange_left(
@@ -195,52 +176,24 @@ def _exchange_left(
     waiting = waits[forward][0] + waits[backward][1]
     if not waiting:
         return 1.0
-    alone = parts.times[forward][0] + parts.times[backward][1]
+    alone = parts.step.passes[forward][0] + parts.step.passes[backward][1]
     both = parts.pairs.seconds[forward][0] + parts.pairs.seconds[backward][1]
     return (waiting - min(waiting, alone - both)) / waiting
 
 
-def _first_forward_moments(case: Case, parts: PipelineParts) -> tuple[float, ...]:
-    """As the overlap model has them; empty where nothing is gathered beside passes."""
-    layout, stages = case.layout, parts.stages
-    if layout.sharding == "fsdp":
-        gathers = stages.each(
-            [stage_gather_seconds(fsdp_micro_batch(case, one)) for one in stages.kinds]
-        )
-        return first_forward_ends(layout, passes=parts.times, gathers=gathers, send=parts.send)
-    batches = replica_batches(case, stages, parts.times)
-    if batches[0].overlaps_gather and any(batch.gather for batch in batches):
-        return parameter_moments(layout, batches)
-    return ()
-
-
-def _rank_lanes(
-    shape: _Shape,
-    played: tuple[tuple[PlayedAction, ...], ...],
-    rank: int,
-    total: float,
-    begun: float,
-    gradients: GradientSeconds | None,
-) -> Lanes:
-    """The passes of one rank, and its messages, from `begun` on."""
-    case, lanes = shape.case, Lanes(least=1e-12 * total)
-    waits = case.layout.schedule in WAITING_SCHEDULES
-    last_stage = len(shape.stages) - 1
+def _rank_lanes(shape: _Shape, rank: int, gradients: GradientSeconds | None) -> Lanes:
+    """The passes of one rank, and its messages."""
+    case, begun, total = shape.case, shape.begun, shape.end
+    lanes = Lanes(least=1e-12 * total)
     lanes.wait(begun, "all_gather")
     clock = 0.0
-    for one in played[rank]:
-        stage, micro_batch, kind = one.action
-        mark = Mark(
-            direction="forward" if kind == FORWARD else "backward",
-            micro_batch=micro_batch,
-            stage=stage,
-        )
+    for one in shape.played[rank]:
+        mark, kind = _mark(one.action), one.action[2]
+        waited = one.end - one.start - one.received - one.seconds
+        waited += _regathering_seconds(shape.parts.step, one)
         lanes.add(one.start - clock, "bubble", "bubble", "bubble", mark=mark)
-        receives = stage > 0 if kind == FORWARD else stage < last_stage
-        message = shape.parts.send if waits and receives else 0.0
-        lanes.wait(message, "pp", mark=mark)
-        again = _regathering_seconds(shape.parts, one)
-        lanes.wait(one.end - one.start - one.seconds + again, "all_gather", mark=mark)
+        lanes.wait(one.received, "pp", mark=mark)
+        lanes.wait(waited, "all_gather", mark=mark)
         _pass(shape, lanes, one, mark)
         lanes.clock, clock = begun + one.end, one.end
         lanes.actions.append((begun + one.start, begun + one.end))
@@ -248,48 +201,43 @@ def _rank_lanes(
             share = len(layout_rank_stages(case.layout)[rank])
             own = replace(gradients, each=gradients.each / share)
             own.put(lanes, mark)
-        if one.link >= 0:
-            _message(shape, lanes, one, played, begun, mark)
+        if one.sent is not None:
+            _message(shape, lanes, one, begun + one.sent, mark)
     lanes.add(total - clock, "bubble", "bubble", "bubble")
     return lanes
 
 
-def _regathering_seconds(parts: PipelineParts, one: PlayedAction) -> float:
+def _mark(action: Action) -> Mark:
+    stage, micro_batch, kind = action
+    direction: Direction = "forward" if kind == FORWARD else "backward"
+    return Mark(direction=direction, micro_batch=micro_batch, stage=stage)
+
+
+def _regathering_seconds(step: PipelineStep, one: PlayedPass) -> float:
     """What a pass waits for parameters that the one before it has left resharded."""
-    if not (one.is_paired and parts.regathered):
+    if not (one.is_paired and step.regathers):
         return 0.0
     stage, _, kind = one.action
     way = 0 if kind == FORWARD else 1
-    return parts.regathered[stage][way] - parts.times[stage][way]
+    return step.paired[stage][way] - step.passes[stage][way]
 
 
-def _message(
-    shape: _Shape,
-    lanes: Lanes,
-    one: PlayedAction,
-    played: tuple[tuple[PlayedAction, ...], ...],
-    begun: float,
-    mark: Mark,
-) -> None:
+def _message(shape: _Shape, lanes: Lanes, one: PlayedPass, arrives: float, mark: Mark) -> None:
     """What the pass leaves for another rank: on its way beside passes, or while that one waits."""
-    case, layout = shape.case, shape.case.layout
+    case = shape.case
     calls = Calls(
         collective="send_recv",
-        group=pp_group(layout),
+        group=pp_group(case.layout),
         dtype=case.training.activation_dtype,
         count=1,
         call_bytes=message_bytes(case),
     )
-    arrives = one.sent
-    if layout.schedule in WAITING_SCHEDULES and one.received_by is not None:
-        rank, at = one.received_by
-        arrives = played[rank][at].start + shape.parts.send
-    stream = "pp_previous" if one.link % 2 else "pp_next"
+    stream = "pp_next" if one.is_sent_on else "pp_previous"
     name = f"{'gradients' if mark.direction == 'backward' else 'activations'} of stage {mark.stage}"
-    lanes.send(begun + arrives, sent_calls(calls, case.cluster, stream=stream, name=name), mark)
+    lanes.send(arrives, sent_calls(calls, case.cluster, stream=stream, name=name), mark)
 
 
-def _pass(shape: _Shape, lanes: Lanes, one: PlayedAction, mark: Mark) -> None:
+def _pass(shape: _Shape, lanes: Lanes, one: PlayedPass, mark: Mark) -> None:
     """What one action computes and waits for inside of its blocks."""
     stage, micro_batch, kind = one.action
     of, cluster = shape.stages[stage], shape.case.cluster
@@ -373,52 +321,34 @@ def _first_waits(lanes: Lanes, seconds: float) -> None:
         relabel(lanes, seconds - held, to="exposed", cause="all_gather", candidates=idle)
 
 
-def _gathers(
-    shape: _Shape, actions: Sequence[PlayedAction], rank: int, lanes: Lanes, begun: float
-) -> None:
+def _gathers(shape: _Shape, rank: int, lanes: Lanes) -> None:
     """Parameters of a rank's stages, where its first passes, or later ones, need them."""
-    case, layout = shape.case, shape.case.layout
-    held = layout_rank_stages(layout)[rank]
-    if layout.sharding != "fsdp":
+    case, passes = shape.case, shape.played[rank]
+    if case.layout.sharding != "fsdp":
         clock = 0.0
-        of_rank = pipeline_ranks(model=case.model, layout=layout)[rank]
+        of_rank = pipeline_ranks(model=case.model, layout=case.layout)[rank]
         for sent in parameter_sent(case, of_rank):
             clock += sent.seconds
             lanes.send(clock, sent)
         return
-    units = {stage: _stage_units(shape, stage) for stage in held}
-    in_turn = layout.schedule not in WAITING_SCHEDULES
-    clock, active = 0.0, set[int]()
-    todo = [one.action for one in actions]
-    keeps = case.training.traits.keeps_stages
-    seen = set[int]()
-    for one, wanted in zip(actions, gathered_stages(todo), strict=True):
-        coming = [stage for stage in wanted if stage not in active]
-        active = set(wanted)
-        for stage in sorted(coming) if not seen else coming:
-            if keeps and stage in seen:
-                continue
-            clock = max(clock, 0.0 if in_turn and stage not in seen else one.start)
-            seen.add(stage)
-            for unit in units[stage]:
-                for sent in unit.gathers:
-                    clock += sent.seconds
-                    lanes.send(begun + clock, sent, Mark(stage=stage))
-    if not layout.reshards_stages:
-        return
-    for at in sorted(regathering_passes(todo)):
-        stage, micro_batch, kind = todo[at]
-        is_forward = kind == FORWARD
-        mark = Mark(
-            direction="forward" if is_forward else "backward",
-            micro_batch=micro_batch,
-            stage=stage,
-        )
-        clock = max(clock, actions[at].start)
-        for unit in units[stage] if is_forward else units[stage][::-1]:
-            for sent in unit.regathers:
-                clock += sent.seconds
-                lanes.send(begun + clock, sent, mark)
+    units = {stage: _stage_units(shape, stage) for stage in layout_rank_stages(case.layout)[rank]}
+    todo = [one.action for one in passes]
+    first = {one.action[0]: one.gathering for one in passes if one.gathering is not None}
+    due = []
+    for at, stage in gathers_in_turn(todo):
+        if stage in first or not case.training.traits.keeps_stages:
+            moment = first.pop(stage, passes[at].start)
+            due.append((moment, Mark(stage=stage), [unit.gathers for unit in units[stage]]))
+    for at in sorted(regathering_passes(todo)) if case.layout.reshards_stages else ():
+        stage, _, kind = todo[at]
+        own = units[stage] if kind == FORWARD else units[stage][::-1]
+        due.append((passes[at].start, _mark(todo[at]), [unit.regathers for unit in own]))
+    clock = 0.0
+    for moment, mark, sents in sorted(due, key=lambda each: each[0]):
+        clock = max(clock, moment)
+        for sent in chain.from_iterable(sents):
+            clock += sent.seconds
+            lanes.send(clock, sent, mark)
 
 
 def _stage_units(shape: _Shape, stage: int) -> list[Unit]:
@@ -430,15 +360,13 @@ def _stage_units(shape: _Shape, stage: int) -> list[Unit]:
     return [root, *units]
 
 
-def _reductions(
-    shape: _Shape, actions: tuple[PlayedAction, ...], rank: int, lanes: Lanes, begun: float
-) -> None:
+def _reductions(shape: _Shape, rank: int, lanes: Lanes) -> None:
     """Gradients of a rank's stages, behind the last backward pass of each, one stage after
     another; of software that reduces each round, also behind those."""
-    case, layout, parts = shape.case, shape.case.layout, shape.parts
+    case, layout, begun = shape.case, shape.case.layout, shape.begun
     held = layout_rank_stages(layout)[rank]
     ends: dict[int, list[float]] = {stage: [] for stage in held}
-    for one in actions:
+    for one in shape.played[rank]:
         if one.action[2] in (BACKWARD, BACKWARD_WEIGHT):
             ends[one.action[0]].append(begun + one.end)
     clock = 0.0
@@ -459,20 +387,17 @@ def _reductions(
             reduces = layout.gradient_sync == "every" or number == rounds - 1
             clock = _reduce_units([*units[::-1], root], lanes, max(clock, moment), stage, reduces)
         return
-    batches = replica_batches(case, parts.stages, parts.times)
-    hidden = hidden_reductions([batches[stage] for stage in held])
-    at_the_end = not case.training.traits.overlaps_reduction
-    clock = begun + actions[-1].end if at_the_end else 0.0
-    by_end = sorted(zip(held, hidden, strict=True), key=lambda pair: ends[pair[0]][-1])
+    step = shape.parts.step
+    if step.reduces_at_the_end:
+        clock = begun + shape.played[rank][-1].end
     # a rank fills its buckets over all of its stages, and prices them stage by stage
     own = list(bucket_sent(case, pipeline_ranks(model=case.model, layout=layout)[rank]))
-    for number, (stage, early) in enumerate(by_end):
-        clock = max(clock, ends[stage][-1] - early)
-        first, behind = (len(own) * at // len(by_end) for at in (number, number + 1))
-        for sents in own[first:behind]:
-            for sent in sents:
-                clock += sent.seconds
-                lanes.send(clock, sent, Mark(direction="backward", stage=stage))
+    for number, stage in enumerate(sorted(held, key=lambda stage: ends[stage][-1])):
+        clock = max(clock, ends[stage][-1] - step.hidden[stage])
+        first, behind = (len(own) * at // len(held) for at in (number, number + 1))
+        for sent in chain.from_iterable(own[first:behind]):
+            clock += sent.seconds
+            lanes.send(clock, sent, Mark(direction="backward", stage=stage))
 
 
 def _reduce_units(

@@ -17,7 +17,6 @@ from typing import TypedDict
 from fsdpplan.cost.estimate import slowest_factor
 from fsdpplan.cost.kernels.rates import untiled
 from fsdpplan.cost.least import (
-    Pair,
     least_communication_seconds,
     least_fsdp_seconds,
     least_update_seconds,
@@ -37,6 +36,7 @@ from fsdpplan.cost.schedule.stages import (
     pipeline_stages,
     stage_kinds,
 )
+from fsdpplan.cost.step.pipeline import Pair
 from fsdpplan.search.bounds.room import Known, Room
 from fsdpplan.search.bounds.works import Passing, Work, Works, least_passing, least_work
 from fsdpplan.search.enumerate import (

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes, side_by_side_seconds
-from fsdpplan.cost.schedule.times import simulate_pipeline
+from fsdpplan.cost.play.pipeline import played_pipeline
+from fsdpplan.cost.step.pipeline import PipelineStep
 from fsdpplan.files.catalogue import load_model
 from tests.cost.problems import Case, case
 
@@ -49,16 +50,15 @@ def test_a_pipeline_of_pairs_is_as_long_as_what_they_take() -> None:
     stages = (1.0,) * (2 * pp)
     steps = {}
     for name, paired in (("alone", ()), ("beside", ((0.75, 1.5),) * (2 * pp))):
-        steps[name] = simulate_pipeline(
+        step = PipelineStep(
             schedule="dualpipev",
-            forward_seconds=stages,
-            backward_seconds=tuple(2 * one for one in stages),
-            backward_weight_seconds=stages,
+            passes=tuple((one, 2 * one) for one in stages),
+            weights=stages,
             num_microbatches=count,
             virtual_stages=2,
-            send_seconds=0.0,
-            paired_seconds=paired,
-        ).total_seconds
+            paired=paired,
+        )
+        steps[name] = played_pipeline(step).total_seconds
     assert steps["beside"] / steps["alone"] == pytest.approx(0.75, rel=0.02)
 
 

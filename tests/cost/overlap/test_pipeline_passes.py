@@ -9,10 +9,9 @@ from hypothesis import assume, given
 
 from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.overlap.passes import Passes
-from fsdpplan.cost.overlap.pipeline_passes import first_forward_ends, pipeline_passes
+from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.traffic.rank import step_calls
-from fsdpplan.spec.layout import Layout
 from tests.cost.problems import Case, case
 from tests.cost.wide import wide_cases
 
@@ -68,17 +67,6 @@ def test_an_uneven_split_waits_for_its_largest_stage() -> None:
     uneven = replace(even, layout=replace(even.layout, stage_blocks=(5, 17, 5, 5)))
     assert passes(uneven).pp_rank == 1
     assert passes(uneven).busy_seconds > 1.5 * passes(even).busy_seconds
-
-
-def test_several_stages_a_rank_are_gathered_ahead_and_one_as_it_computes() -> None:
-    passes = ((1.0, 2.0),) * 4
-    shape = {"pp": 2, "dp_shard": 8, "gradient_sync": "last", "reshard_after_forward": "never"}
-    looped = Layout(schedule="interleaved_1f1b", virtual_stages=2, num_microbatches=4, **shape)
-    # each rank gathers for 3 s and for 3 s more; stages 0 and 1 are on two ranks
-    ends = first_forward_ends(looped, passes=passes, gathers=(3.0,) * 4, send=0.5)
-    assert ends == (4.0, 5.5, 7.0, 8.5)
-    plain = Layout(schedule="1f1b", num_microbatches=4, **{**shape, "pp": 4})
-    assert first_forward_ends(plain, passes=passes, gathers=(3.0,) * 4, send=0.0) == (3, 6, 9, 12)
 
 
 LOOPED = {

@@ -116,8 +116,8 @@ def test_what_is_freed_needs_no_more_room_and_no_less_time(drawn: Case) -> None:
 
 @given(freed_cases())
 def test_no_pass_hides_more_than_it_gathers(drawn: Case) -> None:
-    parts = pipeline_parts(drawn)
-    for plain, freed in zip(parts.times, parts.regathered, strict=True):
+    step = pipeline_parts(drawn).step
+    for plain, freed in zip(step.passes, step.paired, strict=True):
         assert plain[0] <= freed[0]
         assert plain[1] <= freed[1]
 

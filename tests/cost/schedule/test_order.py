@@ -25,13 +25,14 @@ from fsdpplan.cost.schedule.actions import (
 )
 from fsdpplan.cost.schedule.order import (
     SIMULATED_SCHEDULES,
+    gathers_in_turn,
     microbatches_refusal,
+    paired_passes,
     peak_in_flight,
     rank_actions,
+    stage_gathers,
     steady_microbatches,
 )
-from fsdpplan.cost.schedule.simulation import _gathers_of_rank, stage_gathers
-from fsdpplan.cost.schedule.times import paired_passes
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Schedule
 
@@ -193,7 +194,8 @@ def test_gathers_of_many_rounds_are_those_of_the_whole_list(
     found = stage_gathers(num_microbatches=count, **shape)
     lists = rank_actions(num_microbatches=count, **shape)
     for rank, todo in enumerate(lists):
-        assert found[rank] == _gathers_of_rank(todo, rank_stages(rank=rank, **shape))
+        counts = Counter(stage for _, stage in gathers_in_turn(todo))
+        assert found[rank] == tuple(counts[stage] for stage in rank_stages(rank=rank, **shape))
 
 
 @given(st.integers(1, 8), st.integers(1, 40))
