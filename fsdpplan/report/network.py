@@ -82,8 +82,9 @@ def topology_section(plan: Plan) -> Section:
     return Section(
         name="topology",
         title="Where the ranks are",
-        says=f"Each cell is a rank, on one {unit}, in the order in which a job numbers them; "
-        "point at one, tap it or use the arrow keys, and its groups light up.",
+        says=f"One node, with what joins its {unit}s and what leads out of it. Each cell is a "
+        "rank, in the order in which a job numbers them; its groups have colours. Type another "
+        "rank, point at one, tap it or use the arrow keys.",
         blocks=(
             Chart(
                 name="topology",

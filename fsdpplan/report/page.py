@@ -56,6 +56,8 @@ def page(report: Report) -> str:
         sections="\n".join(map(_section, report.sections)),
         made_by=text(report.made_by),
         about=text(report.about),
+        when=f" on {text(report.made_on)}" if report.made_on else "",
+        command=f" by <code>{text(report.command)}</code>" if report.command else "",
         data=json_in_html(
             {
                 "charts": [
@@ -113,7 +115,8 @@ def _section(section: Section) -> str:
 def _block(block: Block) -> str:
     match block:
         case Facts():
-            return f'<dl class="facts">{"".join(map(_fact, block.items))}</dl>'
+            name = "facts large" if block.large else "facts"
+            return f'<dl class="{name}">{"".join(map(_fact, block.items))}</dl>'
         case Words():
             return "".join(f"<p>{text(one)}</p>" for one in block.paragraphs)
         case Table():

@@ -4,12 +4,20 @@ somebody who decides."""
 from __future__ import annotations
 
 from fsdpplan.cost.band import expected_peak_bytes
+from fsdpplan.cost.bill import bill
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
 from fsdpplan.report.values import Chart, Fact, Facts, Section, Table, Tone, Words, band_words, cell
 from fsdpplan.search.advice.words import EVIDENCE, chance_words, degrees, describe
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Estimate, MemoryBreakdown, Plan
-from fsdpplan.units import format_count, format_gib, format_percent, format_seconds
+from fsdpplan.spec.plan import Estimate, MemoryBreakdown, Plan, Terms
+from fsdpplan.units import (
+    format_count,
+    format_gib,
+    format_gpu_hours,
+    format_money,
+    format_percent,
+    format_seconds,
+)
 
 WIDE_FACTOR = 1.5
 """An end of the band that far off is told as a factor: a share less might be below nothing."""
@@ -48,17 +56,8 @@ def summary_section(plan: Plan) -> Section:
         title="In short",
         blocks=(
             Words((_sentence(plan), _layout_sentence(plan))),
-            Facts(
-                (
-                    _step(plan),
-                    *_whole(plan),
-                    _sure(plan),
-                    _throughput(plan),
-                    _fits(plan),
-                    _limit(plan),
-                    _watch(plan),
-                )
-            ),
+            *([Facts(_whole(plan), large=True)] if plan.training.steps else []),
+            Facts((_step(plan), _throughput(plan), _fits(plan), _limit(plan), *_watch(plan))),
             _where_time_goes(plan.estimate),
         ),
     )
@@ -101,48 +100,67 @@ def _layout_sentence(plan: Plan) -> str:
 
 
 def _step(plan: Plan) -> Fact:
-    step = plan.estimate.step_seconds
+    step, evidence = plan.estimate.step_seconds, plan.cluster.device.evidence
+    learned = plan.estimate.learned
+    grounds = EVIDENCE[evidence]
+    if learned is not None and learned.runs:
+        grounds = f"{learned.runs} of your runs are like it"
     return Fact(
         name="One step",
         value=format_seconds(step.expected),
         exact=step.expected,
-        note=f"{band_words(step)} in four cases of five",
-    )
-
-
-def _sure(plan: Plan) -> Fact:
-    step, evidence = plan.estimate.step_seconds, plan.cluster.device.evidence
-    learned = plan.estimate.learned
-    note = EVIDENCE[evidence]
-    if learned is not None:
-        note = f"{learned.runs} of your runs are like it" if learned.runs else note
-    off = (step.upper - step.lower) / 2 / step.expected
-    factor = max(step.upper / step.expected, step.expected / step.lower)
-    narrow = factor < WIDE_FACTOR
-    of = "half the width" if narrow else "either way, by the ends"
-    return Fact(
-        name="How sure",
-        value=f"± {off * 100:.0f} %" if narrow else f"a factor of {factor:.1f}",
-        note=f"{of} of the 80 % band; {note}",
+        note=f"{_width(plan)}: {band_words(step)} in four cases of five; {grounds}",
         tone="watch" if evidence == "datasheet" else "plain",
     )
 
 
+def _width(plan: Plan) -> str:
+    """Half the width of the band, or how far off its farther end is."""
+    step = plan.estimate.step_seconds
+    factor = max(step.upper / step.expected, step.expected / step.lower)
+    if factor < WIDE_FACTOR:
+        return f"± {(step.upper - step.lower) / 2 / step.expected * 100:.0f} %"
+    return f"within a factor of {factor:.1f}"
+
+
 def _whole(plan: Plan) -> tuple[Fact, ...]:
-    """The whole training, where its tokens are said."""
-    tokens, steps = plan.training.tokens, plan.training.steps
-    if tokens is None or steps is None:
-        return ()
-    whole = plan.estimate.step_seconds.scaled(steps)
-    return (
+    """Time and money of the whole training."""
+    found = bill(plan.case, plan.estimate, plan.terms or Terms())
+    assert found is not None  # its steps are said
+    assert plan.training.tokens is not None
+    facts = [
         Fact(
             name="The whole training",
-            value=format_seconds(whole.expected),
-            exact=whole.expected,
-            note=f"{format_count(tokens)} tokens in {steps:,} steps; {band_words(whole)}, without "
-            "failures, restarts and evaluation",
-        ),
-    )
+            value=format_seconds(found.seconds.expected),
+            exact=found.seconds.expected,
+            note=f"{format_count(plan.training.tokens)} tokens in {found.steps:,} steps; "
+            f"{band_words(found.seconds)}, without failures, restarts and evaluation",
+        )
+    ]
+    hours = format_gpu_hours(found.gpu_hours.expected)
+    if found.cost is None:
+        facts.append(
+            Fact(
+                name="GPU hours",
+                value=hours,
+                exact=found.gpu_hours.expected,
+                note=f"on {found.gpus:,} GPUs; a --price per GPU hour makes it money",
+            )
+        )
+    else:
+        lower, upper = (
+            format_money(end, beside=found.cost.expected)
+            for end in (found.cost.lower, found.cost.upper)
+        )
+        facts.append(
+            Fact(
+                name="Cost",
+                value=format_money(found.cost.expected),
+                exact=found.cost.expected,
+                note=f"{lower} to {upper}; {hours} GPU hours",
+            )
+        )
+    return tuple(facts)
 
 
 def _throughput(plan: Plan) -> Fact:
@@ -190,18 +208,32 @@ def _limit(plan: Plan) -> Fact:
     )
 
 
-def _watch(plan: Plan) -> Fact:
+def _watch(plan: Plan) -> tuple[Fact, ...]:
+    """How many there are, and the first; nothing where there are none."""
     number = len(plan.rules) + len(plan.warnings)
     if not number:
-        return Fact(name="To watch", value="nothing", note="no rule of the field is broken")
+        return ()
     first = plan.rules[0].says if plan.rules else plan.warnings[0]
-    return Fact(
-        name="To watch",
-        value="1 point" if number == 1 else f"{number} points",
-        exact=number,
-        note=first[:1].upper() + first[1:],
-        tone="watch",
+    return (
+        Fact(
+            name="Warnings",
+            value=str(number),
+            exact=number,
+            note=first[:1].upper() + first[1:],
+            tone="watch",
+        ),
     )
+
+
+COLORS = {
+    "compute": 0,
+    "waits for communication": 5,
+    "pipeline bubble": 8,
+    "optimizer": 3,
+    "host copies": 6,
+    "your runs": 7,
+}
+"""A colour for each part of a step, that of the timeline: numbers of the page's palette."""
 
 
 def time_terms(found: Estimate) -> dict[str, float]:
@@ -238,7 +270,9 @@ def _where_time_goes(found: Estimate) -> Chart:
             "unit": "seconds",
             "categories": ["one step"],
             "series": [
-                {"name": name, "values": [value]} for name, value in terms.items() if value > 0
+                {"name": name, "color": COLORS[name], "values": [value]}
+                for name, value in terms.items()
+                if value > 0
             ],
         },
         table=Table(

@@ -106,6 +106,8 @@ class Facts:
     """Cards side by side."""
 
     items: tuple[Fact, ...]
+    large: bool = False
+    """Those that a decision hangs on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,10 @@ class Report:
     """What wrote it, with its version."""
     about: str
     """The file that it is about."""
+    made_on: str = ""
+    """The day on which it was written, ISO 8601; empty: not said."""
+    command: str = ""
+    """What was typed for it; empty: not said."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
     """What it is about as JSON, for whoever reads the page by a program."""
 

@@ -92,6 +92,12 @@ const scale = canvas.width / canvas.clientWidth;
 return [...canvas.getContext("2d").getImageData(
   (cell.x + cell.size * 0.12) * scale, (cell.y + cell.size * 0.12) * scale, 1, 1).data].slice(0, 3);
 """
+OPENED = """
+const all = document.querySelector("#chart-topology details:not([open])");
+if (all) all.open = true;
+return all !== null;
+"""
+"""Ranks of many nodes are behind a line that opens them: one node is drawn."""
 RANK = "return Number(document.querySelector('#chart-topology input').value)"
 
 
@@ -114,6 +120,7 @@ def test_a_rank_that_is_pointed_at_or_reached_by_keys_shows_its_groups(
     chromium: Opened, file: Path, gpus: int, width: str
 ) -> None:
     show(chromium, file, width=WIDTHS[width])
+    assert chromium.script(OPENED) == (gpus > 128)
     rank = gpus * 3 // 7
     expected = expected_groups(gpus, rank)
     plain = chromium.script(COLOR, rank)

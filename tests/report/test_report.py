@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdpplan.cost.bill import bill
 from fsdpplan.cost.network.placement import Group
 from fsdpplan.cost.timeline.events import MemoryPoint
 from fsdpplan.files.plans import estimate_document
@@ -28,7 +29,7 @@ from fsdpplan.report.timeline import laid_out
 from fsdpplan.report.values import Cell, Chart, Facts, Notes, Report, Table, written
 from fsdpplan.run.plans import read_plan
 from fsdpplan.spec.layout import MESH_AXES, Layout
-from fsdpplan.spec.plan import Interval, Plan
+from fsdpplan.spec.plan import Interval, Plan, RankedLayout, Terms
 from tests.report.plans import SIZES, plan_of, plan_with, report_of
 
 PLANS = Path(__file__).parents[1] / "recordings" / "0.1.0" / "plans"
@@ -276,15 +277,48 @@ def test_the_summary_says_what_a_person_would() -> None:
         model=replace(plan.model, name="custom"),
         cluster=replace(plan.cluster, device=processes),
     )
-    for one, sure in ((plan, "± "), (typed, "a factor of 3.0")):
+    for one, sure in ((plan, "± "), (typed, "within a factor of 3.0")):
         facts = next(block for block in summary_section(one).blocks if isinstance(block, Facts))
-        found = {fact.name: fact.value for fact in facts.items}
-        assert found["How sure"].startswith(sure)
+        found = {fact.name: fact.note for fact in facts.items}
+        assert found["One step"].startswith(sure)
     assert subtitle(typed).startswith("8 processes on one node of dgx-h100; ")
     assert title(typed) == "Training a model of your own"
     said = str(memory_section(typed, laid_out(typed)))
     assert "nvidia-smi" not in said
     assert "torch.cuda" not in said
+
+
+def test_days_and_money_come_first_where_they_are_known() -> None:
+    plan = plan_of(8)
+    asked = replace(plan, training=replace(plan.training, tokens=10**12))
+
+    def large(one: Plan) -> list[str]:
+        blocks = (block for block in summary_section(one).blocks if isinstance(block, Facts))
+        first = next(blocks)
+        return [fact.name for fact in first.items] if first.large else []
+
+    assert large(plan) == []
+    assert large(asked) == ["The whole training", "GPU hours"]
+    priced = replace(asked, terms=Terms(price=2.5))
+    assert large(priced) == ["The whole training", "Cost"]
+    found = bill(priced.case, priced.estimate, Terms(price=2.5))
+    assert found is not None
+    assert found.cost is not None
+    facts = next(block for block in summary_section(priced).blocks if isinstance(block, Facts))
+    assert facts.items[1].exact == found.cost.expected
+
+
+def test_the_alternatives_come_before_the_machine() -> None:
+    plan = plan_of(8)
+    first = RankedLayout(rank=1, layout=plan.layout, estimate=plan.estimate, reason="the fastest")
+    second = replace(first, rank=2, layout=replace(plan.layout, compile=False), reason="slower")
+    listed = plan_report(replace(plan, alternatives=(first, second)), about="plan.json")
+    names = [one.name for one in listed.sections]
+    assert names.index("alternatives") < names.index("topology")
+    (table,) = next(one for one in listed.sections if one.name == "alternatives").blocks
+    assert isinstance(table, Table)
+    assert [row[-1] for row in table.rows] == ["this one", "slower"]
+    assert "alternatives" not in [one.name for one in report_of(8).sections]
 
 
 @pytest.mark.parametrize("gpus", SIZES)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json as jsons
+import shlex
+import sys
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Annotated, ClassVar, TypedDict
 
@@ -16,7 +19,7 @@ from fsdpplan.cli.options.goal import BillOptions
 from fsdpplan.cli.options.parse import path
 from fsdpplan.cli.options.report import ContentOptions
 from fsdpplan.cli.resolve.reported import content as content_of
-from fsdpplan.cli.views.render import tell
+from fsdpplan.cli.views.render import PROGRAM, tell
 from fsdpplan.errors import SpecError
 from fsdpplan.files.table import path_text
 from fsdpplan.files.writing import require_place, write_text_atomically
@@ -85,7 +88,14 @@ def report(
         named=bool(plan or options.named),
         say=lambda what: working.say(f"searching: {what}"),
     )
-    made = plan_report(found.plan, about=found.about, came_of=found.came_of, more=found.more)
+    made = plan_report(
+        found.plan,
+        about=found.about,
+        made_on=date.today().isoformat(),
+        command=_typed(),
+        came_of=found.came_of,
+        more=found.more,
+    )
     text = page(made)
     if out == STDOUT:
         typer.echo(text, nl=False)
@@ -95,6 +105,12 @@ def report(
         typer.echo(report_json(made, out, text))
     else:
         tell(f"wrote {path_text(out)}, {format_gb(len(text.encode()))}; open it in a browser")
+
+
+def _typed() -> str:
+    """The command line; empty where the program is called by another one."""
+    is_own = Path(sys.argv[0]).name in (PROGRAM, "__main__.py")
+    return shlex.join([PROGRAM, *sys.argv[1:]]) if is_own else ""
 
 
 def report_json(made: Report, out: Path, text: str) -> str:

@@ -156,6 +156,12 @@ const charts = (() => {
     splitLine: {lineStyle: {color: look.faint}},
     minorSplitLine: {show: false},
   });
+  // From 0 to what is drawn, with round steps between.
+  const fitting = (look, most, unit, steps) => {
+    const own = axisOf(look, unit);
+    const {interval} = round(most, unit, steps);
+    return {type: "value", min: 0, max: most * 1.01, interval, ...own, axisLine: {show: false}, axisLabel: {...own.axisLabel, showMaxLabel: false}};
+  };
   const named = (look, axis, where) => ({
     name: axis.name, nameLocation: "middle", nameGap: where,
     nameTextStyle: {color: look.quiet, fontSize: 12},
@@ -209,7 +215,7 @@ const charts = (() => {
               ...(many && !data.beside ? [["together", written(rows.reduce((sum, one) => sum + (one.value || 0), 0), data.unit)]] : []),
             ]),
           },
-          xAxis: {type: "value", min: 0, ...round(most, data.unit, small ? 3 : 5), ...axisOf(look, data.unit), axisLine: {show: false}},
+          xAxis: fitting(look, most, data.unit, small ? 3 : 5),
           yAxis: {
             type: "category", data: data.categories, inverse: true,
             axisLabel: {color: look.ink, fontSize: small ? 11 : 12, lineHeight: 13, width: label, overflow: small ? "break" : "truncate",

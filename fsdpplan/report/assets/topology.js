@@ -82,6 +82,7 @@ charts.drawings = {};
   // ---- Drawing.
 
   const states = new WeakMap();
+  const MOST_NODES = 16; // of which all ranks are drawn at once
   const DEEP = [0, 2, 5]; // colours of the light palette on which white is read
 
   function element(name, attributes, parent, words) {
@@ -107,6 +108,7 @@ charts.drawings = {};
     box.replaceChildren();
     box.classList.add("topology");
 
+    const near = element("div", {class: "near", "aria-hidden": "true"}, box);
     const controls = element("div", {class: "controls screen-only"}, box);
     const label = element("label", {}, controls, "Rank ");
     const field = element("input", {type: "number", min: 0, max: data.gpus - 1, value: state.rank, inputmode: "numeric"}, label);
@@ -114,11 +116,20 @@ charts.drawings = {};
 
     const width = look.width, tall = look.printed ? 420 : 560;
     const place = arranged(data, width, tall);
+    const panel = element("div", {class: "rank", "aria-live": "polite"}, box);
+    const nodes = data.gpus / data.perNode;
+    const isMany = nodes > MOST_NODES;
+    const all = element(isMany ? "details" : "div", {class: "all"}, box);
+    if (isMany) {
+      all.open = state.isOpen === true;
+      all.addEventListener("toggle", () => { state.isOpen = all.open; });
+      element("summary", {}, all, `All ${data.gpus.toLocaleString("en-US")} ranks`);
+    }
     const canvas = element("canvas", {
       tabindex: 0, role: "application",
       "aria-label": `${data.gpus.toLocaleString("en-US")} ranks on ${(data.gpus / data.perNode).toLocaleString("en-US")} nodes. ` +
         "Arrow keys move among ranks, page up and down among nodes, home and end to the first and last.",
-    }, box);
+    }, all);
     const scale = look.printed ? 3 : Math.max(1, window.devicePixelRatio || 1);
     const base = document.createElement("canvas");
     for (const one of [canvas, base]) {
@@ -128,8 +139,6 @@ charts.drawings = {};
     canvas.cellOf = place.cell; // where a rank is, for whoever asks the element
     canvas.style.width = width + "px";
     canvas.style.height = place.height + "px";
-    const near = element("div", {class: "near", "aria-hidden": "true"}, box);
-    const panel = element("div", {class: "rank", "aria-live": "polite"}, box);
 
     const context = base.getContext("2d");
     context.scale(scale, scale);
@@ -243,11 +252,13 @@ charts.drawings = {};
           "pointer-events": "none", fill: rank === state.rank ? look.card : axis ? inkOn(axis) : look.ink});
         group.addEventListener("click", () => go(rank, true));
       }
+      if (nodes > 1 && width - span > 90) say(span + 14, top + size * 0.36 + 7, `× ${nodes.toLocaleString("en-US")}`, {"font-size": 22, fill: look.ink});
       const low = top + size * 0.72 + 8, domain = Math.min(inner.gpus, count);
       for (let first = 0; first < count; first += domain) {
         drawn("rect", {x: first * step, y: low, width: domain * step - 6, height: 5, rx: 2.5, fill: look.quiet}, svg);
       }
-      say(0, low + 20, `${inner.name}: ${charts.written(inner.bandwidth * inner.ports, "wire_bytes")}/s for each ${data.unit}, joins ${inner.gpus.toLocaleString("en-US")}`);
+      say(0, low + 20, `${inner.name}: ${charts.written(inner.bandwidth * inner.ports, "wire_bytes")}/s for each ${data.unit}, joins ${inner.gpus.toLocaleString("en-US")}` +
+        (nodes > 1 ? `; ${nodes.toLocaleString("en-US")} such nodes` : ""));
     }
 
     // ---- What is said of the rank.
