@@ -9,7 +9,13 @@ from collections.abc import Iterator
 
 from fsdpplan.cost.explained import Explained, Input, number
 from fsdpplan.cost.memory.ledger import adds_in_fp32, rank_state
-from fsdpplan.cost.memory.peak import FSDP2, communicators, stage_memory
+from fsdpplan.cost.memory.peak import (
+    FSDP2,
+    communicators,
+    fragments_fraction,
+    grows_segments,
+    stage_memory,
+)
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import formats, local_tokens
@@ -144,7 +150,8 @@ def _memory(
 def _outside(case: Case, memory: MemoryBreakdown) -> Iterator[Explained]:
     """What is not allocated."""
     fit, layout = case.cluster.device.fit, case.layout
-    fraction, allocated = fit.fragmentation_fraction, memory.peak_allocated_bytes
+    fraction, allocated = fragments_fraction(case), memory.peak_allocated_bytes
+    setting = "that grow" if grows_segments(case) else "of fixed sizes"
     pools = round((memory.reserved_overhead_bytes - allocated * fraction) / (1 + fraction))
     source = "cost/memory/peak.py; docs/explanation/memory.md"
     yield Explained(
@@ -154,7 +161,7 @@ def _outside(case: Case, memory: MemoryBreakdown) -> Iterator[Explained]:
         formula="p + g * (A + p)",
         inputs=(
             _bytes("p", pools, "of streams whose highest level was at another moment"),
-            number("g", fraction, "lost in fragments (fragmentation_fraction, profile)"),
+            number("g", fraction, f"kept in segments {setting} (fragmentation_fraction, profile)"),
             _bytes("A", allocated, "allocated: the terms above"),
         ),
         source=source,

@@ -56,6 +56,9 @@ class DeviceFit:
     """Device memory outside torch's allocator: CUDA context and libraries."""
     communicator_bytes: int
     """Device memory of one NCCL communicator (one a mesh axis)."""
+    growing_fragmentation_fraction: float | None = None
+    """`fragmentation_fraction` where the allocator's segments grow and several streams have memory
+    (with one nothing is reserved beyond what is allocated); None: as without."""
     lasting_fragments_fraction: float = 0.0
     """Share of the fragments that lies in segments where something lives: the allocator cannot give
     it back."""
@@ -162,7 +165,10 @@ class DeviceFit:
         for name in ("peak_memory_stack_fraction", "peak_memory_base_fraction"):
             if not 0 <= getattr(self, name) <= 3:
                 raise SpecError(f"{name} must lie in [0, 3], not {getattr(self, name)!r}")
-        require_fraction(lasting_fragments_fraction=self.lasting_fragments_fraction)
+        require_fraction(
+            lasting_fragments_fraction=self.lasting_fragments_fraction,
+            growing_fragmentation_fraction=self.growing_fragmentation_fraction or 0.0,
+        )
         if min(self.context_bytes, self.communicator_bytes) < 0:
             raise SpecError("context_bytes and communicator_bytes must be at least 0")
 

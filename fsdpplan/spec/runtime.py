@@ -122,6 +122,9 @@ class Runtime:
     """Buckets are at least this large for each data-parallel rank."""
     fused_loss: bool = False
     """Cross-entropy is one kernel on the logits as they are: no fp32 copy beside them."""
+    grows_segments: bool = False
+    """It is launched with `expandable_segments`, if by a launcher that sets it: torch's allocator
+    then has segments that grow."""
     compiles_loss: bool = True
     """Where blocks are compiled the loss is, too, if the program hands it over."""
     dropout: bool = False
@@ -207,6 +210,7 @@ FSDP2 = Runtime(
     routes_whole_sequence=True,
     wraps_alone=False,
     caches_casts=False,
+    grows_segments=True,
     bucket_bytes=25 * 2**20,
     source="torch 2.13 torch/distributed/fsdp/_fully_shard, torch/nn/parallel/distributed.py; "
     "units as fsdpplan/trainer/parallel/data_parallel.py and torchtitan "
@@ -311,6 +315,7 @@ RUNTIMES: tuple[Runtime, ...] = (
         units_of_ends=False,
         composite_norms=True,
         compiles_loss=False,
+        grows_segments=False,  # it does, and kept as much as others: `fragmentation_fraction`
         source="torchtitan of 2024 torchtitan/models/norms.py and "
         "torchtitan/parallelisms/parallelize_llama.py (blocks and the root are units), train.py "
         "(the loss is eager, as it was until github.com/pytorch/torchtitan/pull/1033 at most); "
@@ -400,6 +405,7 @@ RUNTIMES: tuple[Runtime, ...] = (
     replace(
         FSDP2,
         name="xla",
+        grows_segments=False,
         words="JAX programs that XLA compiles",
         family="other",
         reference_decoder=False,
@@ -432,6 +438,7 @@ RUNTIMES: tuple[Runtime, ...] = (
     replace(
         FSDP2,
         name="llama3",
+        grows_segments=False,
         words="Llama 3's FSDP, tensor, context and pipeline parallelism",
         reference_decoder=False,
         routes_whole_sequence=False,
@@ -453,6 +460,7 @@ RUNTIMES: tuple[Runtime, ...] = (
     replace(
         FSDP2,
         name="automodel",
+        grows_segments=False,
         words="NeMo AutoModel",
         units_of_ends=False,
         reference_decoder=False,
@@ -468,6 +476,7 @@ RUNTIMES: tuple[Runtime, ...] = (
     replace(
         FSDP2,
         name="half_states",
+        grows_segments=False,
         words="FSDP2 or DDP over a model in half precision",
         wraps_alone=True,
         units_of_ends=False,

@@ -57,6 +57,8 @@ class Program:
     """Runtimes that price what it does; the first by default. The reference decoder is of any."""
     is_target: bool = False
     """It is launched by `emit-launch --target` of its name."""
+    grows_segments: bool = False
+    """Its launcher, ours or its own, lets the allocator's segments grow (`expandable_segments`)."""
     compiles_loss: bool = False
     """Where blocks are compiled the loss is, too. Others leave it to the script."""
     returned_logits: Logits = "none"
@@ -75,6 +77,7 @@ class Need:
 _PROGRAMS: dict[ProgramName, Program] = {
     "reference": Program(
         words="the reference decoder",
+        grows_segments=True,
         knows_blocks=True,
         says_how=False,
         has_open_attention=True,
@@ -82,12 +85,14 @@ _PROGRAMS: dict[ProgramName, Program] = {
     ),
     "own": Program(
         words="a model of your own",
+        grows_segments=True,
         knows_blocks=False,
         says_how=True,
         has_open_attention=False,
     ),
     "hf": Program(
         words="a Hugging Face model",
+        grows_segments=True,
         knows_blocks=False,
         says_how=False,
         has_open_attention=True,
@@ -95,6 +100,7 @@ _PROGRAMS: dict[ProgramName, Program] = {
     ),
     "torchtitan": Program(
         words="torchtitan",
+        grows_segments=True,
         knows_blocks=True,
         says_how=False,
         has_open_attention=True,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from fsdpplan.cost.memory.ledger import rank_state, weight_gradients_of
-from fsdpplan.cost.memory.peak import outside_allocator_bytes
+from fsdpplan.cost.memory.peak import fragments_fraction, outside_allocator_bytes
 from fsdpplan.cost.memory.sizes import (
     activations_of_block,
     message_buffer_bytes,
@@ -46,6 +46,7 @@ from fsdpplan.search.bounds.flight import Flight, flights, graded_when_interleav
 from fsdpplan.search.question import Question
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.values import replace
 
 MODES: tuple[ActivationCheckpointing, ...] = ("none", "attention", "op", "full")
@@ -150,11 +151,13 @@ class Room:
             + rank.flight.alive * min(self._blocks(layout, rank.stage, "degrees").saved.values())
             for rank in self._ranks(layout, "degrees")
         )
-        return self._outside(layout) + int(least * (1 + self._fragmentation))
+        return self._outside(layout) + int(least * (1 + self._fragments(layout)))
 
-    @property
-    def _fragmentation(self) -> float:
-        return self.asked.cluster.device.fit.fragmentation_fraction
+    def _fragments(self, layout: Layout) -> float:
+        asked = self.asked
+        return fragments_fraction(
+            Case(model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout)
+        )
 
     def _outside(self, layout: Layout) -> int:
         return outside_allocator_bytes(
@@ -164,7 +167,7 @@ class Room:
     def _available(self, layout: Layout) -> int:
         """What may be allocated; whole bytes are rounded as they can be."""
         left = self.asked.available_bytes - self._outside(layout)
-        return 1 + int((left + 1) / (1 + self._fragmentation))
+        return 1 + int((left + 1) / (1 + self._fragments(layout)))
 
     def _ranks(self, layout: Layout, known: Known) -> list[_Rank]:
         """The ranks that are looked at: the first, and one without dense blocks of a mixture."""

@@ -33,6 +33,8 @@ from fsdpplan.validate.runs.skipped import Skipped
 PHYSICS = "physics"
 CONTEXT_BYTES = 512 * 2**20
 """CUDA's context with the libraries' kernels, before any tensor; not fitted."""
+FRAGMENTS = ("fragmentation_fraction", "growing_fragmentation_fraction")
+"""In the tables no setting is said: what is fitted is of all."""
 STEP_BYTES = 2**24
 """Communicators are fitted to this."""
 
@@ -41,7 +43,7 @@ Row = tuple[MeasuredRun, Prediction, Training]
 
 def rows_of(runs: Sequence[MeasuredRun], kind: MemoryKind, *, fragments: float) -> list[Row]:
     """Rows of that kind of memory, priced without context and communicators."""
-    nothing = {"context_bytes": 0, "communicator_bytes": 0, "fragmentation_fraction": fragments}
+    nothing = {"context_bytes": 0, "communicator_bytes": 0} | dict.fromkeys(FRAGMENTS, fragments)
     rows = []
     for run in runs:
         if run.memory_kind != kind or not run.peak_memory_bytes or run.outcome != "n":

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.memory.peak import releasable_bytes, reserved_overhead_bytes
+from fsdpplan.cost.memory.peak import (
+    fragments_fraction,
+    grows_segments,
+    rank_memory,
+    releasable_bytes,
+    reserved_overhead_bytes,
+)
 from fsdpplan.cost.play.heap import Phase
+from tests.cost.problems import case
 
 FORWARD = Phase(
     name="forward", unsharded_parameters_bytes=50, gathers_bytes=20, activations_bytes=100
@@ -63,3 +71,74 @@ def test_another_phase_never_frees_anything(phases: list[Phase], more: Phase) ->
     higher = max(peak, more.total_bytes)
     assert overhead(*phases) >= 0
     assert peak + overhead(*phases) <= higher + overhead(*phases, more)
+
+
+def fractions(**fields: object) -> float:
+    drawn = case(**fields)  # type: ignore[arg-type]
+    return fragments_fraction(drawn)
+
+
+def test_segments_that_grow_keep_less_and_nothing_on_one_stream() -> None:
+    fit = case().cluster.device.fit
+    assert fit.growing_fragmentation_fraction is not None
+    assert fractions(sharding="ddp") == 0
+    assert 0 < fractions(dp_shard=8) == fit.growing_fragmentation_fraction
+    assert fractions(dp_shard=8) < fit.fragmentation_fraction
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"program": "accelerate"},
+        {"runtime": "megatron"},
+        {"runtime": "nanotron"},
+        {"profile": "azure-nd-mi300x-v5"},
+    ],
+)
+def test_segments_grow_only_where_a_launcher_says_so(fields: dict[str, str]) -> None:
+    drawn = case(dp_shard=8, **fields)  # type: ignore[arg-type]
+    assert not grows_segments(drawn)
+    assert fragments_fraction(drawn) == drawn.cluster.device.fit.fragmentation_fraction
+
+
+def test_a_run_on_one_gpu_reserves_what_it_allocates() -> None:
+    """Measured: 30 steps of Qwen3-0.6B, 2 x 4096 eight times, on one H100: 26.61 GiB of both."""
+    drawn = case(
+        "qwen3-0.6b",
+        seq_len=4096,
+        runtime="fsdp2_wrapped",
+        sharding="ddp",
+        micro_batch=2,
+        num_microbatches=8,
+        gradient_sync="last",
+    )
+    memory = rank_memory(drawn)
+    assert memory.peak_allocated_bytes == pytest.approx(26.61 * 2**30, rel=0.01)
+    assert memory.peak_reserved_bytes == memory.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("measured_gib", "layout"),
+    [
+        (81.85, {"dp_shard": 8, "micro_batch": 2}),
+        (43.45, {"dp_shard": 4, "tp": 8, "micro_batch": 16}),
+        (70.79, {"dp_shard": 4, "tp": 8, "micro_batch": 32}),
+        (63.27, {"dp_shard": 8, "tp": 8, "micro_batch": 32}),
+    ],
+)
+def test_a_32b_job_reserves_as_torchtitan_reported(
+    measured_gib: float, layout: dict[str, int]
+) -> None:
+    """Source: github.com/pytorch/torchtitan/pull/1690, Qwen3-32B; of tp the steps were eager."""
+    split = layout.get("tp", 1) > 1
+    drawn = case(
+        "qwen3-32b",
+        profile="grand-teton-h100-96g-500w",
+        seq_len=4096,
+        activation_checkpointing="full",
+        compile=not split,
+        sequence_parallel=split,
+        loss_parallel=split,
+        **layout,
+    )
+    assert rank_memory(drawn).peak_reserved_bytes == pytest.approx(measured_gib * 2**30, rel=0.03)
