@@ -17,8 +17,7 @@ from fsdpplan.cost.memory.peak import (
     stage_memory,
 )
 from fsdpplan.cost.memory.sizes import rank_sizes
-from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.formats import formats, local_tokens
+from fsdpplan.cost.model.formats import FP32_BYTES, formats, local_tokens
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.spec.plan import Case, MemoryBreakdown

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.memory.activations import saved_bytes
-from fsdpplan.cost.model.block_sizes import BlockShape, block_tensors_bytes
-from fsdpplan.cost.model.formats import kernels_of
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
+from fsdpplan.spec.plan import Case
 from fsdpplan.spec.runtime import RuntimeName
 from fsdpplan.spec.training import Training
 
@@ -41,19 +42,8 @@ def test_a_layer_keeps_what_the_formula_says(
         activation_checkpointing="attention",
         compile=False,
     )
-    kernels = kernels_of(training=training, layout=layout)
-    shape = BlockShape(
-        model=model,
-        tokens=seq_len,
-        seq_len=seq_len,
-        tp=tp,
-        sequence_parallel=True,
-        element_bytes=2,
-        residual_element_bytes=2,
-        kernels=kernels,
-    )
-    kept = saved_bytes(
-        model=model, tensors=block_tensors_bytes(shape), mode="attention", kernels=kernels
-    )
+    cluster = load_cluster("dgx-a100-80g-hdr", gpus=tp).cluster
+    case = Case(model=model, cluster=cluster, training=training, layout=layout)
+    kept = saved_bytes(block_work(case), "attention")
     # arXiv 2205.05198, table 2: sequence parallelism and selective recomputation
     assert kept == pytest.approx(34 * seq_len * hidden / tp, rel=0.02)

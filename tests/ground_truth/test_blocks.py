@@ -20,10 +20,10 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
 
 from fsdpplan.cost.memory.activations import saved_bytes
-from fsdpplan.cost.model.block_sizes import BlockShape, Kernels, block_tensors_bytes
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Experts, LatentAttention, Model
 from fsdpplan.trainer.rehearse.fake_world import cuda_like_norms
+from tests.cost.works import work
 
 BATCH, SEQ_LEN = 2, 96
 TOKENS = BATCH * SEQ_LEN
@@ -202,12 +202,11 @@ def autograd_saved_bytes(block: Block) -> int:
 
 
 def predicted_saved_bytes(
-    model: Model, kernels: Kernels, mode: ActivationCheckpointing = "none"
+    model: Model, mode: ActivationCheckpointing = "none", **kernels: bool
 ) -> int:
     """The cost model's."""
-    shape = BlockShape(model=model, tokens=TOKENS, seq_len=SEQ_LEN, kernels=kernels)
-    tensors = block_tensors_bytes(shape)
-    return saved_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels)
+    block = work(model, **{"tokens": TOKENS, "seq_len": SEQ_LEN, "compiled": False, **kernels})
+    return saved_bytes(block, mode)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +216,7 @@ def predicted_saved_bytes(
 )
 def test_eager_blocks_keep_what_autograd_saves(model: Model, flash: bool) -> None:
     measured = autograd_saved_bytes(block_of(model, flash=flash))
-    predicted = predicted_saved_bytes(model, Kernels(flash=flash))
+    predicted = predicted_saved_bytes(model, flash_attention=flash)
     copied = COPIED_BYTES if flash else 0
     assert measured - copied == pytest.approx(predicted, rel=TOLERANCE_FRACTION)
 
@@ -248,7 +247,7 @@ def compiled_saved_bytes(function: Callable[[Tensor], Tensor]) -> int:
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 def test_a_compiled_block_keeps_gate_and_up_but_not_the_activated_gate() -> None:
     measured = compiled_saved_bytes(block_of(DENSE))
-    predicted = predicted_saved_bytes(DENSE, Kernels(fused=True, drops_unused=True))
-    eager = predicted_saved_bytes(DENSE, Kernels())
+    predicted = predicted_saved_bytes(DENSE, compiled=True)
+    eager = predicted_saved_bytes(DENSE)
     assert eager - predicted == TOKENS * DENSE.ffn_hidden * 2
     assert measured - COPIED_BYTES == pytest.approx(predicted, rel=TOLERANCE_FRACTION)

@@ -19,6 +19,7 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.runtime import StackFamily
 from fsdpplan.spec.training import DTYPE_BYTES, Fp8Recipe, Precision, Training
+from fsdpplan.spec.values import RemembersHash, remembered_hash
 
 Kernels = Literal["eager", "compiled", "fused"]
 """Who writes the element-wise kernels: PyTorch, one an operator; its compiler, one a chain; or a
@@ -26,8 +27,10 @@ library by hand, one a norm, rotation, activation or addition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockWork:
-    """What a block's shape comes down to; the key under which its time is remembered."""
+class BlockWork(RemembersHash):
+    """What a block's shape comes down to; the key under which what is read of it is remembered."""
+
+    __hash__ = remembered_hash
 
     model: Model
     """With experts: the block has them. A block without is one of `dense_view(model)`."""
@@ -87,6 +90,24 @@ class BlockWork:
     weight_casts: float = 1.0
     """fp8 casts of a weight a micro-batch: less than 1 where one cast serves several."""
 
+    reference_decoder: bool = False
+    """The trainer's own block, on PyTorch's function of attention."""
+    masked: bool = False
+    """Attention is given a mask: kernels that take one read keys and values of every query head."""
+    packed: bool = False
+    """Positions are those of documents, other ones in each sequence."""
+    ring_attention: bool = False
+    """Context parallelism passes keys and values on, piece by piece; else it gathers them."""
+    gathers_again: bool = False
+    """Under sequence parallelism, matmuls keep the rank's part of their input and gather it again
+    in backward, into a buffer that all share."""
+    fp8_inputs: bool = False
+    """Matmuls keep their inputs in fp8 for backward."""
+    fp8_rows: bool = False
+    """Rows of routed experts, gate and up are kept in fp8, too."""
+    remakes_product: bool = False
+    """The input of the down projection is not kept: backward makes it of gate and up."""
+
     @property
     def kernels(self) -> Kernels:
         """Who writes the element-wise kernels."""
@@ -102,7 +123,7 @@ class BlockWork:
     @property
     def element_bytes(self) -> int:
         """One element of an activation inside the block."""
-        return DTYPE_BYTES[self.activation_dtype]
+        return DTYPE_BYTES["bf16" if self.precision == "fp8" else self.precision]
 
     @property
     def casts_stream(self) -> bool:
@@ -113,6 +134,26 @@ class BlockWork:
     def routed_tokens(self) -> float:
         """Tokens that this rank scores, and whose copies it sends to experts."""
         return self.tokens / self.tp if self.experts_over_tp else self.tokens
+
+    @property
+    def exchanges_rows(self) -> bool:
+        """Copies of tokens go to the ranks of their experts and back."""
+        return self.ep > 1 or self.experts_over_tp
+
+    @property
+    def drops_branches(self) -> bool:
+        """The trainer's own block drops elements of its branches, and keeps what was drawn."""
+        return self.dropout and self.reference_decoder
+
+    @property
+    def rank_seq_len(self) -> int:
+        """The rank's part of a sequence."""
+        return -(-self.seq_len // self.cp)
+
+    @property
+    def residual_tokens(self) -> int:
+        """Rows of the residual stream on the fullest rank."""
+        return -(-self.tokens // self.tp) if self.sequence_parallel else self.tokens
 
     @property
     def residual_elements(self) -> float:
@@ -142,7 +183,12 @@ def is_autocast(*, training: Training, layout: Layout) -> bool:
 @lru_cache(maxsize=4096)
 def block_work(case: Case) -> BlockWork:
     """What one block computes for one micro-batch on one rank; of a model with experts, one that
-    has them (`dense_view(model)` for one that has not)."""
+    has them (`dense_view(model)` for one that has not).
+
+    Sources of what is kept: torchao torchao/float8/float8_linear.py; Transformer Engine
+    transformer_engine/pytorch/module/linear.py; Megatron-LM
+    megatron/core/fusions/fused_bias_swiglu.py, whose fused activation weighs routed experts.
+    """
     model, training, layout = case.model, case.training, case.layout
     device = case.cluster.device
     if layout.sharding == "fsdp":
@@ -152,6 +198,7 @@ def block_work(case: Case) -> BlockWork:
     else:
         wrapper = 0.0
     traits = training.traits
+    is_fp8 = training.precision == "fp8"
     caches_fp8_weights = training.fp8_recipe == "delayed"  # until the optimizer has changed them
     return BlockWork(
         model=model,
@@ -185,6 +232,14 @@ def block_work(case: Case) -> BlockWork:
         fp8_recipe=training.fp8_recipe,
         fp8_all_gather=training.fp8_all_gather,
         weight_casts=1 / layout.num_microbatches if caches_fp8_weights else 1.0,
+        reference_decoder=traits.reference_decoder,
+        packed=training.packed,
+        ring_attention=traits.ring_attention,
+        gathers_again=traits.overlaps_weight_gradient or traits.regathers_inputs,
+        # Transformer Engine, whose recipe this is, keeps inputs in fp8; torchao casts them again
+        fp8_inputs=is_fp8 and (caches_fp8_weights or traits.keeps_fp8),
+        fp8_rows=is_fp8 and traits.keeps_fp8,
+        remakes_product=traits.remakes_product,
     )
 
 

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from fsdpplan.cost.block.operator import Operator, OperatorKind
 from fsdpplan.cost.block.operators import (
-    Operator,
-    OperatorKind,
     block_operators,
     element_wise_bytes,
     on_device,

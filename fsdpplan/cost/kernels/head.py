@@ -30,8 +30,8 @@ from functools import lru_cache
 
 from fsdpplan.cost.kernels.products import backward_matmul_seconds, forward_matmul_seconds
 from fsdpplan.cost.kernels.rates import aligned_fraction, memory_bytes_per_second
-from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import (
+    FP32_BYTES,
     formats,
     joins_loss,
     local_tokens,

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.cost.kernels.rates import matmul_seconds, memory_bytes_per_second
-from fsdpplan.cost.model.block_sizes import FP32_BYTES
+from fsdpplan.cost.model.formats import FP32_BYTES
 from fsdpplan.cost.model.params import ParameterTensor, block_tensors
 from fsdpplan.cost.model.shards import Stage, block_kinds, unit_size
 from fsdpplan.cost.network.placement import Group, expert_shard_group, shard_group, tp_group

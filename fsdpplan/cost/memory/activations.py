@@ -1,14 +1,8 @@
 """Activations: what one block keeps for backward, and the peaks inside its backward.
 
-Everything is counted for one micro-batch on one rank, operator by operator. An eager block saves
-the inputs of each matmul, of fused attention, of the norms and of the element-wise functions; one
-with fused kernels, compiled or written by hand, recomputes element-wise results, so a SwiGLU keeps
-gate and up but not their product's first factor. Norms, rotations and GELU keep the same.
-
-Sources: real FSDP2 under fake tensors, and the partitioner of torch 2.13's compiler on the
-reference block (tests/ground_truth); Megatron-LM megatron/core/fusions/fused_bias_swiglu.py;
-scores and dropout as in arXiv 2205.05198, equation 1. Rows of routed experts are the average over
-ranks: a router out of balance needs more.
+Both are read off the block's operators (`cost/block/operator.py`), for one micro-batch on one rank:
+what is kept is a sum of what they save, by the mode of recomputation, and backward is a walk along
+their steps from the last to the first.
 
 Windows: which blocks' attention is given a mask of all scores, and what masks take.
 
@@ -22,31 +16,44 @@ Source: fsdpplan/trainer/model/attention.py; its steps' peaks
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import get_args
+from typing import Literal, get_args
 
-from fsdpplan.cost.block.operators import reads_last_output
-from fsdpplan.cost.memory.backward_steps import (
-    ExpertsUnit,
-    WeightGradientsOf,
-    backward_peaks_bytes,
-    backward_steps,
-    inputs_half_peak_bytes,
-)
-from fsdpplan.cost.memory.weight_gradients import weight_gradient_bytes
+from fsdpplan.cost.block.branch import weight_gradient_bytes
+from fsdpplan.cost.block.operator import BackwardStep, Operator
+from fsdpplan.cost.block.operators import block_operators, on_device, reads_last_output
+from fsdpplan.cost.block.sizes import BlockSizes, block_sizes
+from fsdpplan.cost.block.work import BlockWork
 from fsdpplan.cost.model.attention_kernel import masked_share
-from fsdpplan.cost.model.block_sizes import (
-    BlockShape,
-    BlockTensors,
-    Kernels,
-    block_tensors_bytes,
-)
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.spec.layout import ActivationCheckpointing
-from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
+from fsdpplan.spec.values import replace
+
+WeightGradientsOf = Literal["kept", "added", "cast", "cast_and_added"]
+"""What becomes of a weight's gradient in backward: it stays until its unit is reduced, or is added
+at once to what there is. Under autocast it is cast to fp32 first, and the compute-dtype copy of the
+weight is freed with the matmul."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsUnit:
+    """Routed experts of a block that FSDP reduces by themselves, as soon as their gradients are
+    there."""
+
+    reduce_bytes: int
+    """Their reduce-scatter input."""
+    gradient_bytes: int
+    """Their unsharded gradients, which it is made of, or which are added to what it is made of."""
+    output_bytes: int
+    """What their reduction returns."""
+    shard_bytes: int
+    """What it adds to the gradient shards for good."""
+    held_bytes: int = 0
+    """The sum of theirs and of those of earlier micro-batches, where that is reduced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,299 +87,230 @@ class BlockActivations:
     """The one registered last: FSDP2 still refers to it while it reduces."""
 
 
-def saved_bytes(
-    *, model: Model, tensors: BlockTensors, mode: ActivationCheckpointing, kernels: Kernels
-) -> int:
+def saved_bytes(work: BlockWork, mode: ActivationCheckpointing) -> int:
     """Bytes of one block kept from forward to backward.
 
-        none       2 residual + 2 normed + query + key + value + attended + 4 inner (fused: 3,
-                   GELU: 2) + statistics (autocast: 5 normed, GELU: 4)
-        attention  as none without the scores: beside fused attention, which keeps none, Megatron's
-                   selective mode frees next to nothing
-        op         residual + every second matmul from the first + attention output (dropout:
-                   + masks + 2 residual)
+        none       all that its operators save, but what a software makes again in any mode
+        attention  as none, without what is made between the projections and attention's output
+        op         residual + every second matmul's output from the first + attention output
+                   + statistics (dropout: + masks + 2 residual)
         full       residual
 
     Source: saved tensors of the operators, counted under fake tensors (tests/ground_truth).
     """
+    operators = block_operators(work)
     match mode:
-        case "none" | "attention":
-            given = {"model": model, "tensors": tensors, "kernels": kernels}
-            everything = all_saved_bytes(**given) - remade_bytes(**given)  # type: ignore[arg-type]
-            return everything - (recomputed_attention_bytes(tensors) if mode == "attention" else 0)
+        case "none":
+            return sum([each.saved_bytes - each.remade_bytes for each in operators])
+        case "attention":
+            return sum(
+                [each.saved_bytes - each.remade_bytes - each.unkept_bytes for each in operators]
+            )
         case "op":
-            kept = _matmul_outputs(model, tensors)[::2]
-            if kernels.drops_unused and len(_matmul_outputs(model, tensors)) % 2:
+            sizes, kept = block_sizes(work), _outputs(operators)[::2]
+            if work.compiled and len(_outputs(operators)) % 2:
                 kept = kept[:-1]
-            attended = tensors.attended_read_bytes or tensors.attended_bytes
-            # what is drawn at random stays: masks, and what they left of both branches
-            left = 0 if kernels.drops_unused else tensors.halves * tensors.residual_bytes
-            dropped = tensors.masks_bytes + left if kernels.drops_branches else 0
-            kept_bytes = sum(kept) + dropped
-            return tensors.residual_bytes + attended + tensors.statistics_bytes + kept_bytes
+            statistics = sum([each.statistics_bytes for each in operators])
+            dropped = 0
+            if work.drops_branches:  # what is drawn at random stays, and what it left of branches
+                dropped = work.model.halves * work.residual_tokens * work.model.hidden
+                dropped += 0 if work.compiled else work.model.halves * sizes.residual
+            return sizes.residual + sizes.heads.returned + statistics + sum(kept) + dropped
         case "full":
-            return tensors.residual_bytes
+            return block_sizes(work).residual
 
 
-def saved_bytes_by_mode(shape: BlockShape) -> dict[ActivationCheckpointing, int]:
-    """`saved_bytes` of a block in every mode."""
-    tensors = block_tensors_bytes(shape)
-    return {
-        mode: saved_bytes(mode=mode, model=shape.model, tensors=tensors, kernels=shape.kernels)
-        for mode in get_args(ActivationCheckpointing)
-    }
+def _outputs(operators: Sequence[Operator]) -> list[int]:
+    return [output for each in operators for output in each.outputs]
 
 
-def all_saved_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) -> int:
-    """Bytes that one block saves without checkpointing."""
-    t, activated = tensors, _activated(model, kernels)
-    inputs = t.halves if t.shares_inputs else t.inputs + model.has_network * (1 + model.is_gated)
-    attention = (
-        t.query_read_bytes
-        + t.key_read_bytes
-        + t.value_read_bytes
-        + t.attended_bytes
-        + t.attended_read_bytes
-    )
-    attention += t.attended_copy_bytes + t.latents_bytes + t.beside_bytes
-    experts = (
-        t.routed.rows_bytes + t.routed.returned_kept_bytes + (activated + 1) * t.routed.inner_bytes
-    )
-    if model.experts and model.experts.shared_gate:
-        experts += t.normed_bytes
-    if t.routed.router_input_bytes:  # nobody but shared experts reads what it is copied from
-        experts += t.routed.router_input_bytes - (0 if t.inner_bytes else t.normed_kept_bytes)
-    return (
-        t.halves * t.residual_bytes
-        + inputs * t.normed_kept_bytes
-        + attention
-        + activated * t.inner_bytes
-        + t.product_kept_bytes
-        + t.statistics_bytes
-        + t.norm_copies_bytes
-        + t.rotary_bytes
-        + t.qk_normed_bytes
-        + t.post_normed_bytes
-        + t.scores_kept_bytes
-        + t.masks_bytes
-        + t.routed.router_bytes
-        + experts
-    )
-
-
-def remade_bytes(*, model: Model, tensors: BlockTensors, kernels: Kernels) -> int:
-    """Of these, what a software makes again in backward from what it keeps, or keeps at half the
-    width: it is back, at most all of it at once, when the block's backward runs."""
-    t, activated = tensors, _activated(model, kernels)
-    bytes_ = 0
-    if kernels.remakes_latents and model.latent:
-        latents = t.query_latent_bytes + t.key_value_latent_bytes  # what their norms read is kept
-        bytes_ += 2 * t.normed_kept_bytes + t.latents_bytes - latents
-        bytes_ += t.query_read_bytes + t.key_read_bytes + t.value_read_bytes
-    if kernels.remakes_product:
-        bytes_ += t.product_kept_bytes + t.routed.inner_bytes
-    if kernels.fp8_rows:
-        bytes_ += (t.routed.rows_bytes + activated * (t.inner_bytes + t.routed.inner_bytes)) // 2
-        bytes_ += t.attended_copy_bytes + t.attended_bytes // 4
-    return bytes_
-
-
-def _activated(model: Model, kernels: Kernels) -> int:
-    """Inner tensors that a gated or plain activation keeps."""
-    return (2 if kernels.fused else 3) if model.is_gated else 1
-
-
-def recomputed_attention_bytes(t: BlockTensors) -> int:
-    """What mode `attention` does not keep: all that is made between the projections. Values that
-    were made with the keys stay in one tensor with them."""
-    value = t.keys_and_values_bytes or t.value_bytes
-    wider = (
-        t.query_read_bytes
-        + t.key_read_bytes
-        + t.value_read_bytes
-        - t.query_bytes
-        - t.key_bytes
-        - value
-    )
-    return t.scores_kept_bytes + t.log_sum_exp_bytes + t.attended_read_bytes + wider
-
-
-def _matmul_outputs(model: Model, t: BlockTensors) -> list[int]:
-    """Outputs of a block's plain matmuls in the order of forward; grouped ones of routed experts
-    are not among those that per-operator checkpointing counts.
-
-    Source: torchtitan torchtitan/parallelisms/parallelize_llama.py, `_get_custom_policy`.
-    """
-    attention = [t.query_bytes, t.key_bytes, t.value_bytes, t.normed_bytes]
-    if model.latent:
-        into = [t.query_latent_bytes] if t.query_latent_bytes else []
-        attention = [
-            *into,
-            t.query_bytes,
-            t.key_value_latent_bytes,
-            t.keys_and_values_bytes,
-            t.normed_bytes,
-        ]
-    if model.attention_gate:
-        attention.insert(1, t.query_bytes)
-    if model.mixer == "-":
-        attention = []
-    elif model.mixer != "A":
-        attention = [t.query_bytes + t.key_bytes + 2 * t.value_bytes, t.normed_bytes]
-    if not model.has_network:
-        return attention
-    if model.experts and not model.experts.shared_hidden:
-        return [*attention, t.routed.router_bytes // 2]
-    router = [t.routed.router_bytes // 2] if model.experts else []
-    projections = [t.inner_bytes, t.inner_bytes] if model.is_gated else [t.inner_bytes]
-    return [*attention, *router, *projections, t.normed_bytes]
-
-
-def _unread_bytes(
-    *, model: Model, tensors: BlockTensors, mode: ActivationCheckpointing, kernels: Kernels
-) -> int:
+def _unread_bytes(work: BlockWork, mode: ActivationCheckpointing) -> int:
     """What per-operator checkpointing keeps though backward does not read it: the output of the
     last projection down, where nothing reads it, and no dropout behind it is made again."""
-    is_kept = mode == "op" and len(_matmul_outputs(model, tensors)) % 2 and not kernels.drops_unused
-    is_read = reads_last_output(model) or kernels.drops_branches
-    return tensors.normed_bytes if is_kept and not is_read else 0
+    if mode != "op" or work.compiled or work.drops_branches or reads_last_output(work.model):
+        return 0
+    return block_sizes(work).normed if len(_outputs(block_operators(work))) % 2 else 0
 
 
 @lru_cache(maxsize=8192)
 def block_activations(
     *,
-    shape: BlockShape,
+    work: BlockWork,
     mode: ActivationCheckpointing,
     weight_gradients: WeightGradientsOf,
     experts: ExpertsUnit | None = None,
 ) -> BlockActivations:
     """All activation quantities of one block for one micro-batch on one rank; `experts`: those that
     are a unit of their own."""
-    model, kernels = shape.model, shape.kernels
-    tensors = block_tensors_bytes(shape)
-    gradients = weight_gradient_bytes(
-        model=model, tp=shape.tp, element_bytes=shape.element_bytes, ep=shape.ep
-    )
-    everything = all_saved_bytes(model=model, tensors=tensors, kernels=kernels)
-    unread = _unread_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels)
+    model, sizes, operators = work.model, block_sizes(work), block_operators(work)
     recomputes = mode in ("op", "full")
     leaves_gradients = weight_gradients in ("kept", "cast")
-    recomputed = recomputed_attention_bytes(tensors) if mode == "attention" else 0
-    remade = 0 if recomputes else remade_bytes(model=model, tensors=tensors, kernels=kernels)
+    unread = _unread_bytes(work, mode)
+    everything = sum([each.saved_bytes for each in operators])
+    remade = 0 if recomputes else sum([each.remade_bytes for each in operators])
+    recomputed = sum([each.unkept_bytes for each in operators]) if mode == "attention" else 0
     steps = backward_steps(
-        model=model,
-        tensors=tensors,
-        gradients=gradients,
-        kernels=kernels,
-        recomputed=recomputed,
-        experts=experts if leaves_gradients else None,
+        operators, recomputed=recomputed, experts=experts if leaves_gradients else None
     )
-    left = gradients
-    if experts and leaves_gradients:
-        left = weight_gradient_bytes(
-            model=model,
-            tp=shape.tp,
-            element_bytes=shape.element_bytes,
-            ep=shape.ep,
-            has_experts=False,
-        )
+    left = weight_gradient_bytes(
+        model=model,
+        tp=work.tp,
+        element_bytes=work.element_bytes,
+        ep=work.ep,
+        has_experts=not (experts and leaves_gradients),
+    )
+    last = left.get("up") or left.get("down")
+    last = last or sum(left.get(role, 0) for role in ("router", "latent", "indexer"))
     peak, reduced_peak = backward_peaks_bytes(steps, weight_gradients=weight_gradients)
-    again = tensors.gather_buffer_bytes + remade
-    beyond = _routed_beyond_bytes(model, tensors, mode=mode, kernels=kernels) if recomputes else 0
+    again = sizes.gather_buffer + remade
+    beyond = _routed_beyond_bytes(work, sizes, mode) if recomputes else 0
     return BlockActivations(
-        saved_bytes=saved_bytes(model=model, tensors=tensors, mode=mode, kernels=kernels),
+        saved_bytes=saved_bytes(work, mode),
         live_bytes=everything + unread - recomputed - remade,
-        residual_bytes=tensors.residual_bytes,
-        forward_transient_bytes=_forward_transient_bytes(
-            model=model, tensors=tensors, mode=mode, kernels=kernels
-        )
-        - unread,
-        before_experts_bytes=_before_experts_bytes(
-            model=model, tensors=tensors, mode=mode, kernels=kernels
-        ),
+        residual_bytes=sizes.residual,
+        forward_transient_bytes=_forward_transient_bytes(work, sizes, mode) - unread,
+        before_experts_bytes=_before_experts_bytes(work, sizes, mode),
         backward_peak_bytes=max(peak, beyond) + again,
         reduced_peak_bytes=reduced_peak + again if reduced_peak else 0,
         remade_peak_bytes=beyond + again if beyond else 0,
         inputs_half_peak_bytes=inputs_half_peak_bytes(steps),
-        weight_gradient_bytes=left.total if leaves_gradients else 0,
-        last_weight_gradient_bytes=0 if model.mlp_bias else left.up or left.down or left.other,
+        weight_gradient_bytes=sum(left.values()) if leaves_gradients else 0,
+        last_weight_gradient_bytes=0 if model.mlp_bias else last,
     )
 
 
-def _routed_transient_bytes(t: BlockTensors) -> int:
+def backward_steps(
+    operators: Sequence[Operator], *, recomputed: int = 0, experts: ExpertsUnit | None = None
+) -> list[BackwardStep]:
+    """The steps of a block's backward, last operator of forward first; `recomputed` bytes of
+    attention are made again when its turn comes; `experts`: those that are a unit of their own."""
+    steps: list[BackwardStep] = []
+    for operator in reversed(operators):
+        if recomputed and operator.place == "attention":
+            steps.append(BackwardStep(allocated=recomputed))
+            recomputed = 0
+        if experts and operator.name == "dispatch":
+            steps += _reduction_steps(experts)
+        steps += operator.steps
+    return steps
+
+
+def _reduction_steps(experts: ExpertsUnit) -> list[BackwardStep]:
+    """Of routed experts whose gradients are all there."""
+    step, output = BackwardStep, experts.output_bytes
+    made, freed = experts.reduce_bytes, experts.gradient_bytes
+    returned = step(allocated=output, freed=output - experts.shard_bytes)
+    if not experts.held_bytes:
+        return [step(allocated=made, freed=freed, reduces_experts=True), returned]
+    return [
+        step(freed=freed, reduces_experts=True),
+        step(allocated=made, freed=experts.held_bytes),
+        returned,
+    ]
+
+
+def backward_peaks_bytes(
+    steps: Sequence[BackwardStep], *, weight_gradients: WeightGradientsOf
+) -> tuple[int, int]:
+    """Highest levels in the backward of one block above the level at its start: before routed
+    experts are reduced, and from then on; 0 where they are no unit of their own."""
+    level = peak = before = 0
+    for step in steps:
+        if step.reduces_experts:
+            before, peak = peak, 0
+        peak = max(peak, level + step.weight_gradient + step.allocated)
+        level += step.allocated - step.freed
+        match weight_gradients:
+            case "kept":
+                level += step.weight_gradient
+            case "added":
+                pass
+            case "cast" | "cast_and_added":
+                peak = max(peak, level + 2 * step.weight_gradient)
+                level += step.weight_gradient * (1 if weight_gradients == "cast" else -1)
+    are_apart = any(step.reduces_experts for step in steps)
+    return (before, peak) if are_apart else (peak, 0)
+
+
+def inputs_half_peak_bytes(steps: Sequence[BackwardStep]) -> int:
+    """The same of the half by inputs of a split backward pass: it makes no weight's gradient, and
+    of what is freed else it lets go of gradients alone that are no layer's output.
+
+    Source: torch 2.13 torch/distributed/pipelining/_backward.py, `stage_backward_input`, whose
+    graph and hooks keep what `stage_backward_weight` needs.
+    """
+    level = peak = 0
+    for step in steps:
+        peak = max(peak, level + step.allocated + step.beside)
+        level += step.allocated + step.beside - step.let_go
+    return peak
+
+
+def _activated(work: BlockWork) -> int:
+    """Inner tensors that a gated or plain activation keeps."""
+    return (3 if work.kernels == "eager" else 2) if work.model.is_gated else 1
+
+
+def _routed_transient_bytes(sizes: BlockSizes) -> int:
     """What routed experts need beyond what they keep: what they return in their order, beside the
     same in the order of tokens. Between ranks, the rows that were sent are there, too; and, while
     the block's forward runs, what attention returned and what the router read."""
-    if not t.routed.rows_bytes:
+    routed = sizes.routed
+    if not routed.rows:
         return 0
-    read = 0 if t.inner_bytes else t.normed_bytes
-    return t.routed.rows_bytes + t.routed.exchanged_bytes + t.normed_bytes + read
+    read = 0 if sizes.inner else sizes.normed
+    return routed.rows + routed.exchanged + sizes.normed + read
 
 
-def _routed_beyond_bytes(
-    model: Model, t: BlockTensors, *, mode: ActivationCheckpointing, kernels: Kernels
-) -> int:
+def _routed_beyond_bytes(work: BlockWork, sizes: BlockSizes, mode: ActivationCheckpointing) -> int:
     """The same beyond what the whole block keeps or recomputes: of shared experts, whose turn is
     later, nothing is there yet, under mode `op` what was kept of them."""
-    activated = (2 if kernels.fused else 3) if model.is_gated else 1
-    later = activated + 1 - int(mode == "op")
-    return max(0, _routed_transient_bytes(t) - later * t.inner_bytes)
+    later = _activated(work) + 1 - int(mode == "op")
+    return max(0, _routed_transient_bytes(sizes) - later * sizes.inner)
 
 
 def _forward_transient_bytes(
-    *, model: Model, tensors: BlockTensors, mode: ActivationCheckpointing, kernels: Kernels
+    work: BlockWork, sizes: BlockSizes, mode: ActivationCheckpointing
 ) -> int:
     """The larger of what attention and the feed-forward network need besides what they save.
 
     Under checkpointing nothing of them is saved, so inner tensors count too.
     """
-    t = tensors
-    in_attention = t.exchanged_bytes + t.scores_bytes + t.states_bytes
+    heads, routed, residual = sizes.heads, sizes.routed, sizes.residual
+    in_attention = heads.exchanged + heads.scores + heads.states
     if mode in ("none", "attention"):
-        recomputes_scores = t.scores_kept_bytes if mode == "attention" else 0
-        in_network = (
-            t.residual_bytes + t.normed_bytes + t.scatter_copy_bytes + t.gather_buffer_bytes
-        )
-        if t.scatter_copy_bytes:  # callers hold what attention added and what the norm returned
-            in_network += 2 * t.residual_bytes
-        of_routed = _routed_beyond_bytes(model, t, mode=mode, kernels=kernels)
-        in_network = max(in_network, of_routed)
-        return max(in_network, in_attention + recomputes_scores)
-    inner_tensors = (2 if kernels.fused else 3) if model.is_gated else 2
-    inside = inner_tensors * t.inner_bytes
-    if t.routed.rows_bytes:
-        products = max(
-            inner_tensors * t.routed.inner_bytes, t.routed.inner_bytes + t.routed.rows_bytes
-        )
-        inside = max(inside + t.normed_bytes, _routed_transient_bytes(t) + products)
-    in_network = inside + t.residual_bytes + t.normed_gradient_bytes + t.gather_buffer_bytes
-    heads = (
-        t.query_read_bytes
-        + t.key_read_bytes
-        + t.value_read_bytes
-        + t.attended_bytes
-        + t.attended_read_bytes
-    )
-    if t.scores_bytes or t.exchanged_bytes or t.states_bytes:
-        return max(in_network, in_attention + t.scores_kept_bytes + heads + t.normed_bytes)
-    return in_network
+        recomputes_scores = heads.scores_kept if mode == "attention" else 0
+        in_network = residual + sizes.normed + sizes.scatter_copy + sizes.gather_buffer
+        if sizes.scatter_copy:  # callers hold what attention added and what the norm returned
+            in_network += 2 * residual
+        of_routed = _routed_beyond_bytes(work, sizes, mode)
+        return max(in_network, of_routed, in_attention + recomputes_scores)
+    tensors = (3 if work.kernels == "eager" else 2) if work.model.is_gated else 2
+    inside = tensors * sizes.inner
+    if routed.rows:
+        products = max(tensors * routed.inner, routed.inner + routed.rows)
+        inside = max(inside + sizes.normed, _routed_transient_bytes(sizes) + products)
+    in_network = inside + residual + sizes.normed_gradient + sizes.gather_buffer
+    if not in_attention:
+        return in_network
+    of_heads = heads.read + heads.attended + heads.attended_read
+    return max(in_network, in_attention + heads.scores_kept + of_heads + sizes.normed)
 
 
-def _before_experts_bytes(
-    *, model: Model, tensors: BlockTensors, mode: ActivationCheckpointing, kernels: Kernels
-) -> int:
+def _before_experts_bytes(work: BlockWork, sizes: BlockSizes, mode: ActivationCheckpointing) -> int:
     """What is there of a block whose routed experts begin: what it saves but for theirs and for
     those that every token visits, whose turn is later; and the rows, sent and received."""
-    t, activated = tensors, _activated(model, kernels)
-    if not t.routed.rows_bytes:
+    routed = sizes.routed
+    if not routed.rows:
         return 0
-    saved = saved_bytes(model=model, tensors=t, mode=mode, kernels=kernels)
+    saved, activated = saved_bytes(work, mode), _activated(work)
     if mode in ("none", "attention"):
-        later = activated * t.inner_bytes + t.product_kept_bytes
-        own = t.routed.returned_kept_bytes + (activated + 1) * t.routed.inner_bytes
-        return saved - later - own + t.routed.exchanged_bytes
-    later = t.inner_bytes * int(mode == "op") * int(model.is_gated)
-    return saved - later + _routed_transient_bytes(t) + t.residual_bytes
+        product = sizes.inner // work.element_bytes if work.fp8_inputs else sizes.inner
+        later = activated * sizes.inner + product
+        own = routed.returned_kept + (activated + 1) * routed.inner
+        return saved - later - own + routed.exchanged
+    later = sizes.inner * int(mode == "op") * int(work.model.is_gated)
+    return saved - later + _routed_transient_bytes(sizes) + sizes.residual
 
 
 def mask_bytes(case: Case, stage: Stage) -> int:
@@ -391,7 +329,7 @@ def mask_bytes(case: Case, stage: Stage) -> int:
 
 
 def mean_activations(
-    shape: BlockShape,
+    work: BlockWork,
     *,
     masked: float,
     mode: ActivationCheckpointing,
@@ -403,15 +341,11 @@ def mean_activations(
     kinds = [
         (
             block_activations(
-                shape=one,
-                mode=mode,
-                weight_gradients=weight_gradients,
-                experts=experts,
+                work=one, mode=mode, weight_gradients=weight_gradients, experts=experts
             ),
             share,
         )
-        for one, share in ((shape, 1 - masked), (replace(shape, masked=True), masked))
-        if share
+        for one, share in _kinds(work, masked)
     ]
     if len(kinds) == 1:
         return kinds[0][0]
@@ -421,21 +355,34 @@ def mean_activations(
         plain,
         saved_bytes=saved,
         live_bytes=saved + max(kind.live_bytes - kind.saved_bytes for kind, _ in kinds),
-        forward_transient_bytes=max(plain.forward_transient_bytes, wide.forward_transient_bytes),
-        before_experts_bytes=max(plain.before_experts_bytes, wide.before_experts_bytes),
-        backward_peak_bytes=max(plain.backward_peak_bytes, wide.backward_peak_bytes),
-        reduced_peak_bytes=max(plain.reduced_peak_bytes, wide.reduced_peak_bytes),
-        remade_peak_bytes=max(plain.remade_peak_bytes, wide.remade_peak_bytes),
-        inputs_half_peak_bytes=max(plain.inputs_half_peak_bytes, wide.inputs_half_peak_bytes),
+        **{name: max(getattr(plain, name), getattr(wide, name)) for name in BESIDE_SAVED},
     )
 
 
-def mean_saved_bytes(shape: BlockShape, *, masked: float) -> dict[ActivationCheckpointing, int]:
-    """What `mean_activations` says that a block keeps in each mode, and no more."""
-    plain = saved_bytes_by_mode(shape) if masked < 1 else {}
+BESIDE_SAVED = (
+    "forward_transient_bytes",
+    "before_experts_bytes",
+    "backward_peak_bytes",
+    "reduced_peak_bytes",
+    "remade_peak_bytes",
+    "inputs_half_peak_bytes",
+)
+"""What a block needs beside what it keeps."""
+
+
+def _kinds(work: BlockWork, masked: float) -> list[tuple[BlockWork, float]]:
+    """(block, share) of those without and with masks that there are."""
+    plain = on_device(work)
     if not masked:
-        return plain
-    wide = saved_bytes_by_mode(replace(shape, masked=True))
-    if not plain:
-        return wide
-    return {mode: round((1 - masked) * plain[mode] + masked * wide[mode]) for mode in wide}
+        return [(plain, 1.0)]
+    wide = replace(plain, masked=True)
+    return [(plain, 1 - masked), (wide, masked)] if masked < 1 else [(wide, 1.0)]
+
+
+def mean_saved_bytes(work: BlockWork, *, masked: float) -> dict[ActivationCheckpointing, int]:
+    """What `mean_activations` says that a block keeps in each mode, and no more."""
+    kinds = _kinds(work, masked)
+    return {
+        mode: round(sum(share * saved_bytes(one, mode) for one, share in kinds))
+        for mode in get_args(ActivationCheckpointing)
+    }

@@ -28,9 +28,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.cost.kernels.optimizer import muon_elements
-from fsdpplan.cost.memory.backward_steps import WeightGradientsOf
-from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.formats import formats, low_rank, sums_in_reduce_dtype
+from fsdpplan.cost.memory.activations import WeightGradientsOf
+from fsdpplan.cost.model.formats import FP32_BYTES, formats, low_rank, sums_in_reduce_dtype
 from fsdpplan.cost.model.params import block_tensors, embedding_tensors, head_tensors
 from fsdpplan.cost.model.shards import (
     Stage,

@@ -64,8 +64,7 @@ from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
 from fsdpplan.cost.memory.rank_quantities import RankSizes
 from fsdpplan.cost.memory.replica_moments import replica_phases
 from fsdpplan.cost.memory.sizes import rank_sizes
-from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.formats import formats
+from fsdpplan.cost.model.formats import FP32_BYTES, formats
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.play.heap import Phase
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fsdpplan.cost.memory.rank_quantities import RankSizes
-from fsdpplan.cost.model.block_sizes import FP32_BYTES
+from fsdpplan.cost.model.formats import FP32_BYTES
 from fsdpplan.cost.play.heap import Heap, Moment, Phase
 
 

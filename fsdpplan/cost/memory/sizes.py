@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fsdpplan.cost.block.branch import weight_gradient_bytes
+from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.kernels.head import head_sizes
 from fsdpplan.cost.memory.activations import (
+    BESIDE_SAVED,
     BlockActivations,
+    ExpertsUnit,
     mean_activations,
     mean_saved_bytes,
 )
-from fsdpplan.cost.memory.backward_steps import ExpertsUnit
 from fsdpplan.cost.memory.ledger import (
     adds_in_fp32,
     embedding_gradient_bytes,
@@ -39,16 +42,14 @@ from fsdpplan.cost.memory.rank_quantities import (
 from fsdpplan.cost.memory.weight_gradients import (
     split_backward,
     split_backward_bytes,
-    weight_gradient_bytes,
 )
-from fsdpplan.cost.model.attention_kernel import documents_one_by_one, masked_share
-from fsdpplan.cost.model.block_sizes import FP32_BYTES, BlockShape
+from fsdpplan.cost.model.attention_kernel import masked_share
 from fsdpplan.cost.model.formats import (
+    FP32_BYTES,
     formats,
     has_lean_pipelines,
     has_lean_units,
     keeps_reduction_behind,
-    kernels_of,
     local_tokens,
     sums_in_reduce_dtype,
 )
@@ -116,7 +117,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     of_grown = of.computed if training.traits.half_parameters else of.kept_gradient
     mask_bytes = _embedding_mask_bytes(case) if stage.has_embedding else 0
     beside_blocks_bytes = others_at_the_loss * head.kept_bytes + in_flight * mask_bytes
-    copies_block_bytes = copies.total if of.autocasts else 0
+    copies_block_bytes = sum(copies.values()) if of.autocasts else 0
     copies_root_bytes = head.weight_elements * of.computed if of.autocasts else 0
     moments = stage_moments(case, stage, in_flight_blocks=in_flight_blocks)
     remade = block.live_bytes - block.saved_bytes
@@ -403,15 +404,7 @@ def _mean_activations(kinds: Sequence[tuple[Case, int]]) -> BlockActivations:
         live_bytes=saved + max(one.live_bytes - one.saved_bytes for one in each),
         **{
             name: max(getattr(one, name) for one in each)
-            for name in (
-                "forward_transient_bytes",
-                "before_experts_bytes",
-                "backward_peak_bytes",
-                "reduced_peak_bytes",
-                "remade_peak_bytes",
-                "inputs_half_peak_bytes",
-                "weight_gradient_bytes",
-            )
+            for name in (*BESIDE_SAVED, "weight_gradient_bytes")
         },
     )
 
@@ -438,30 +431,6 @@ def _others_saved_bytes(
     return saved + copied * copies_bytes
 
 
-def _block_shape(case: Case) -> BlockShape:
-    """One block for one micro-batch."""
-    training, layout = case.training, case.layout
-    of = formats(training=training, layout=layout)
-    return BlockShape(
-        model=case.model,
-        tokens=local_tokens(training=training, layout=layout),
-        seq_len=-(-training.seq_len // layout.cp),
-        tp=layout.tp,
-        sequence_parallel=layout.sequence_parallel,
-        element_bytes=of.computed,
-        residual_element_bytes=of.residual,
-        kernels=kernels_of(training=training, layout=layout),
-        cp=layout.cp,
-        trades_heads=layout.cp_attention == "ulysses",
-        ep=layout.ep,
-        experts_over_tp=layout.experts_over_tp,
-        packed=training.packed,
-        one_by_one=documents_one_by_one(
-            model=case.model, training=training, device=case.cluster.device
-        ),
-    )
-
-
 def _embedding_mask_bytes(case: Case) -> int:
     """What dropout behind the embedding keeps of a micro-batch: a byte an element."""
     training, layout = case.training, case.layout
@@ -476,7 +445,7 @@ def activations_of_block(case: Case) -> BlockActivations:
     """Activation quantities of one block for one micro-batch."""
     training, layout = case.training, case.layout
     return mean_activations(
-        _block_shape(case),
+        block_work(case),
         masked=_masked_share(case),
         mode=layout.activation_checkpointing,
         weight_gradients=weight_gradients_of(training=training, layout=layout),
@@ -505,8 +474,7 @@ def _experts_unit(case: Case) -> ExpertsUnit | None:
 
 def saved_bytes_a_block(case: Case) -> dict[ActivationCheckpointing, int]:
     """What one block keeps of a micro-batch for its backward pass, by what it recomputes."""
-    shape = _block_shape(case)
-    return mean_saved_bytes(shape, masked=_masked_share(case))
+    return mean_saved_bytes(block_work(case), masked=_masked_share(case))
 
 
 def _masked_share(case: Case) -> float:

@@ -1,6 +1,4 @@
-"""Weight gradients: bytes of the unsharded gradients of one block's matrices on one rank.
-
-Pipeline weights: what a backward pass that is split into halves keeps between them.
+"""Weight gradients: what a backward pass that is split into halves keeps between them.
 
 The half by inputs hands its gradient on; the half by weights comes later and needs the gradient of
 each layer's output beside the layer's input, so both stay until then. The first stage has no input
@@ -12,63 +10,19 @@ Source: torch 2.13 torch/distributed/pipelining/_backward.py and stage.py (`back
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
+from fsdpplan.cost.block.branch import weight_gradient_bytes
 from fsdpplan.cost.kernels.head import head_sizes
-from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.formats import formats, has_lean_pipelines, local_tokens
+from fsdpplan.cost.model.formats import FP32_BYTES, formats, has_lean_pipelines, local_tokens
 from fsdpplan.cost.model.params import ParameterTensor, block_tensors, kind_views
 from fsdpplan.cost.model.shards import Stage, stage_elements
 from fsdpplan.cost.schedule.moments import Moment
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightGradients:
-    """Bytes of the unsharded weight gradients of one block, in the compute dtype."""
-
-    down: int = 0
-    gate: int = 0
-    up: int = 0
-    output: int = 0
-    query: int = 0
-    key: int = 0
-    value: int = 0
-    other: int = 0
-    """Router, and the halves of latent projections that read the residual stream."""
-
-    @property
-    def total(self) -> int:
-        """All matrices of the block."""
-        return (
-            self.down
-            + self.gate
-            + self.up
-            + self.output
-            + self.query
-            + self.key
-            + self.value
-            + self.other
-        )
-
-
-@lru_cache(maxsize=1024)
-def weight_gradient_bytes(
-    *, model: Model, tp: int, element_bytes: int, ep: int = 1, has_experts: bool = True
-) -> WeightGradients:
-    """Unsharded gradients of the matrices of one block on one rank, routed experts together, or
-    without them."""
-    parts = dict.fromkeys((field.name for field in fields(WeightGradients)), 0)
-    for tensor in block_tensors(model):
-        if tensor.is_matrix and (has_experts or not tensor.is_expert):
-            part = tensor.role if tensor.role in parts else "other"
-            parts[part] += prod(tensor.local_shape(tp, ep)) * element_bytes
-    return WeightGradients(**parts)
-
 
 ALL_SPLIT_SCHEDULES: tuple[Schedule, ...] = ("interleaved_zero_bubble", "zbv")
 """Every backward pass is split; DualPipeV splits only the first and last ones of a rank."""
@@ -155,7 +109,7 @@ def split_backward(case: Case, stage: Stage, *, remade_bytes: int) -> SplitBackw
         waiting_block_bytes=output * of.computed + remade_bytes,
         input_bytes=residual_tokens * model.hidden * of.residual,
         fresh_block_bytes=elements * of.gathered,
-        summed_matrix_bytes=0 if sums_as_made else made.up or made.down,
+        summed_matrix_bytes=0 if sums_as_made else made.get("up") or made.get("down", 0),
         fresh_head_bytes=local_vocab * model.hidden * of.gathered,
         adds_in_place=sums_as_made or lets_go,
     )

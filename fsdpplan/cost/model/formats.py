@@ -25,10 +25,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
-from fsdpplan.cost.model.block_sizes import FP32_BYTES, Kernels
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import DTYPE_BYTES, TorchRelease, Training, program_named
+
+FP32_BYTES = DTYPE_BYTES["fp32"]
 
 
 def local_tokens(*, training: Training, layout: Layout) -> int:
@@ -85,39 +86,6 @@ def _formats(training: Training, is_fsdp: bool) -> Formats:
         gathered_matrix=DTYPE_BYTES["fp8"] if is_fp8 else gathered,
         resident=resident,
         kept_gradient=computed if training.half_states else FP32_BYTES,
-    )
-
-
-def kernels_of(*, training: Training, layout: Layout) -> Kernels:
-    """How a block's kernels are written: by the compiler, or by the software.
-
-    Transformer Engine, whose recipe is `delayed`, keeps matmul inputs in fp8 for backward; torchao
-    keeps them as they came and casts again. Megatron's fused activation weighs routed experts.
-    Sources: torchao torchao/float8/float8_linear.py; Transformer Engine
-    transformer_engine/pytorch/module/linear.py; Megatron-LM
-    megatron/core/fusions/fused_bias_swiglu.py, `WeightedSwiGLUFunction`.
-    """
-    return _kernels(training, layout.compile)
-
-
-@lru_cache(maxsize=64)
-def _kernels(training: Training, is_compiled: bool) -> Kernels:
-    traits = training.traits
-    is_fp8 = training.precision == "fp8"
-    return Kernels(
-        fused=is_compiled or traits.fused_kernels,
-        drops_unused=is_compiled,
-        flash=traits.flash_attention,
-        reference_decoder=traits.reference_decoder,
-        dropout=traits.dropout or training.dropped.residual > 0,
-        fp8_inputs=is_fp8 and (training.fp8_recipe == "delayed" or traits.keeps_fp8),
-        fp8_rows=is_fp8 and traits.keeps_fp8,
-        remakes_latents=traits.remakes_latents,
-        composite_norms=traits.composite_norms,
-        weighs_inside=traits.fused_kernels,
-        remakes_product=traits.remakes_product,
-        gathers_again=traits.overlaps_weight_gradient or traits.regathers_inputs,
-        ring_attention=traits.ring_attention,
     )
 
 

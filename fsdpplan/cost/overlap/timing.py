@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from fsdpplan.cost.block.operators import Operator
+from fsdpplan.cost.block.operator import Operator
 from fsdpplan.cost.block.work import BlockWork, block_work
 from fsdpplan.cost.kernels.attention import attention_backward_seconds, attention_forward_seconds
 from fsdpplan.cost.kernels.compute import Kernel, block_kernels, block_seconds
@@ -40,8 +40,8 @@ from fsdpplan.cost.kernels.optimizer import (
 )
 from fsdpplan.cost.kernels.products import product_seconds
 from fsdpplan.cost.kernels.rates import BlockSeconds, memory_bytes_per_second
-from fsdpplan.cost.model.block_sizes import FP32_BYTES
 from fsdpplan.cost.model.formats import (
+    FP32_BYTES,
     KERNELS_PER_COLUMN,
     KERNELS_PER_MATRIX,
     TRAFFIC_BYTES_PER_ELEMENT,
@@ -324,7 +324,11 @@ def exposed_seconds(call: BlockCall, *, work: BlockWork, cluster: Cluster) -> fl
     if call.overlap == "scores":
         beside = call.share * _scores_seconds(call, work, device)
         return max(0.0, total - beside)
-    products = [one for one in block_kernels(work, device) if _is_beside(call, one.operator)]
+    products = [
+        one
+        for one in block_kernels(work, device)
+        if one.operator.place == call.piece and _is_split(one.operator)
+    ]
     if not products:
         return total
     if call.overlap == "chunks":
@@ -340,10 +344,10 @@ def _scores_seconds(call: BlockCall, work: BlockWork, device: Device) -> float:
     return attention_forward_seconds(work, device)
 
 
-def _is_beside(call: BlockCall, operator: Operator) -> bool:
+def _is_split(operator: Operator) -> bool:
     """Whether it is a product behind or before a tensor-parallel collective: of a network that
     every token visits, one that is split, and reads the block's input or makes its output."""
-    if operator.place != call.piece or not operator.product:
+    if not operator.product:
         return False
     weight = operator.product.weight
     return weight.split != "none" and not (weight.reads_latents or "." in operator.name)

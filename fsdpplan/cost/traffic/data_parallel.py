@@ -29,8 +29,7 @@ from itertools import chain
 from math import prod
 from typing import NamedTuple
 
-from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.formats import LowRank, formats, low_rank
+from fsdpplan.cost.model.formats import FP32_BYTES, LowRank, formats, low_rank
 from fsdpplan.cost.model.params import (
     ParameterTensor,
     block_tensors,

@@ -21,8 +21,7 @@ from collections.abc import Iterator
 
 from fsdpplan.cost.kernels.optimizer import deal_rounds, muon_matrices
 from fsdpplan.cost.memory.ledger import holds_gradients
-from fsdpplan.cost.model.block_sizes import FP32_BYTES
-from fsdpplan.cost.model.formats import local_tokens, sums_in_reduce_dtype
+from fsdpplan.cost.model.formats import FP32_BYTES, local_tokens, sums_in_reduce_dtype
 from fsdpplan.cost.model.params import (
     ParameterTensor,
     block_tensors,

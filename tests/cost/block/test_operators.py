@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from fsdpplan.cost.block.branch import fp8_cast_bytes
 from fsdpplan.cost.block.operators import (
     block_operators,
     element_wise_bytes,
-    fp8_cast_bytes,
     repeated_operators,
 )
 from fsdpplan.cost.block.products import block_products

@@ -8,31 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdpplan.cost.block.operators import block_operators
+from fsdpplan.cost.block.sizes import block_sizes
+from fsdpplan.cost.block.work import BlockWork
 from fsdpplan.cost.memory.activations import BlockActivations, block_activations, saved_bytes
-from fsdpplan.cost.model.block_sizes import BlockShape, BlockTensors, Kernels, block_tensors_bytes
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Experts, Model
 from tests.cost.problems import SMALL, some_models
+from tests.cost.works import work, works
 
 MODES: tuple[ActivationCheckpointing, ...] = ("none", "attention", "op", "full")
-EAGER, FUSED = Kernels(), Kernels(fused=True, drops_unused=True)
-SCORES = Kernels(flash=False, dropout=True)
+EAGER: dict[str, bool] = {"compiled": False}
+FUSED: dict[str, bool] = {"compiled": True}
+SCORES: dict[str, bool] = {**EAGER, "flash_attention": False, "dropout": True}
 some_kernels = st.sampled_from([EAGER, FUSED, SCORES])
 
 
-def shape_of(
-    model: Model, *, tokens: int = 4096, tp: int = 1, kernels: Kernels = EAGER
-) -> BlockShape:
+def block_of(
+    model: Model, *, tokens: int = 4096, tp: int = 1, kernels: dict[str, bool] = EAGER
+) -> BlockWork:
     """A block in bf16 that sees one sequence."""
-    return BlockShape(
-        model=model,
-        tokens=tokens,
-        seq_len=min(tokens, 4096),
-        tp=tp,
-        sequence_parallel=tp > 1,
-        kernels=kernels,
-    )
+    seq_len = min(tokens, 4096)
+    return work(model, tokens=tokens, seq_len=seq_len, tp=tp, sequence_parallel=tp > 1, **kernels)
 
 
 def activations(
@@ -40,16 +38,11 @@ def activations(
     *,
     mode: ActivationCheckpointing = "none",
     tokens: int = 4096,
-    kernels: Kernels = EAGER,
+    kernels: dict[str, bool] = EAGER,
 ) -> BlockActivations:
     """All quantities of a block in bf16."""
-    shape = shape_of(model, tokens=tokens, kernels=kernels)
-    return block_activations(shape=shape, mode=mode, weight_gradients="kept")
-
-
-def kept(model: Model, tensors: BlockTensors, mode: ActivationCheckpointing = "none") -> int:
-    """What an eager block keeps."""
-    return saved_bytes(model=model, tensors=tensors, mode=mode, kernels=EAGER)
+    block = block_of(model, tokens=tokens, kernels=kernels)
+    return block_activations(work=block, mode=mode, weight_gradients="kept")
 
 
 def test_a_block_of_8b_by_hand() -> None:
@@ -65,9 +58,9 @@ def test_a_gpt_block_of_2020_by_hand() -> None:
     # the norms. Source: arXiv 2205.05198, equation 1.
     model = replace(load_model("gpt2-xl"), positions="learned")
     s, h, heads = 1024, model.hidden, model.heads
-    kernels = Kernels(fused=True, flash=False, dropout=True)
-    shape = replace(shape_of(model, tokens=s, kernels=kernels), seq_len=s)
-    block = block_activations(shape=shape, mode="none", weight_gradients="added")
+    kernels = {"compiled": False, "fused_kernels": True, "flash_attention": False, "dropout": True}
+    fused = block_of(model, tokens=s, kernels=kernels)
+    block = block_activations(work=fused, mode="none", weight_gradients="added")
     statistics = s * 4 * 4
     assert block.saved_bytes - statistics == s * h * (34 + 5 * heads * s // h)
 
@@ -80,7 +73,7 @@ def test_full_checkpointing_keeps_the_input_alone() -> None:
 def test_megatrons_selective_mode_drops_the_scores_and_their_sums_and_no_more() -> None:
     model = load_model("gpt2-xl")
     without = activations(model, kernels=SCORES, mode="attention")
-    flash = activations(model, kernels=replace(SCORES, flash=True))
+    flash = activations(model, kernels={**SCORES, "flash_attention": True})
     sums = 4096 * model.heads * 4
     assert without.saved_bytes == without.live_bytes == flash.saved_bytes - sums
     kept = activations(model).saved_bytes
@@ -106,16 +99,16 @@ def test_a_compiled_block_drops_the_output_that_per_operator_checkpointing_keeps
 
 def test_composite_norms_keep_an_fp32_copy_and_the_quotient() -> None:
     model = load_model("llama-3.1-8b")
-    composite = activations(model, kernels=Kernels(composite_norms=True)).saved_bytes
+    composite = activations(model, kernels={**EAGER, "composite_norms": True}).saved_bytes
     assert composite - activations(model).saved_bytes == 2 * 4096 * model.hidden * 6
-    compiled = Kernels(composite_norms=True, fused=True)
-    assert activations(model, kernels=compiled) == activations(model, kernels=Kernels(fused=True))
+    compiled = {**FUSED, "composite_norms": True}
+    assert activations(model, kernels=compiled) == activations(model, kernels=FUSED)
 
 
 def test_inputs_in_fp8_are_half_as_large_beside_what_attention_keeps() -> None:
     model = load_model("llama-3.1-8b")
     bf16 = activations(model, kernels=FUSED).saved_bytes
-    fp8 = activations(model, kernels=replace(FUSED, fp8_inputs=True)).saved_bytes
+    fp8 = activations(model, kernels={**FUSED, "fp8_inputs": True}).saved_bytes
     # two normed inputs and the product at half; attention's output once more
     saved = 4096 * (2 * model.hidden + model.ffn_hidden - model.value_dim)
     assert bf16 - fp8 == saved
@@ -124,11 +117,11 @@ def test_inputs_in_fp8_are_half_as_large_beside_what_attention_keeps() -> None:
 def test_gathering_again_keeps_the_ranks_part_of_the_inputs() -> None:
     model = load_model("llama-3.1-8b")
     gathered, again = (
-        block_tensors_bytes(shape_of(model, tp=8, kernels=Kernels(gathers_again=gathers)))
+        block_sizes(block_of(model, tp=8, kernels={**EAGER, "gathers_again": gathers}))
         for gathers in (False, True)
     )
-    assert again.normed_kept_bytes * 8 == gathered.normed_kept_bytes
-    assert again.gather_buffer_bytes == gathered.normed_bytes
+    assert again.normed_kept * 8 == gathered.normed_kept
+    assert again.gather_buffer == gathered.normed
 
 
 def test_a_mixture_keeps_rows_for_each_expert_that_a_token_visits() -> None:
@@ -142,7 +135,7 @@ def test_a_mixture_keeps_rows_for_each_expert_that_a_token_visits() -> None:
 
 
 @given(some_models(), st.integers(1, 2**14), some_kernels)
-def test_recomputing_more_keeps_less(model: Model, tokens: int, kernels: Kernels) -> None:
+def test_recomputing_more_keeps_less(model: Model, tokens: int, kernels: dict[str, bool]) -> None:
     saved = [
         activations(model, tokens=tokens, mode=mode, kernels=kernels).saved_bytes for mode in MODES
     ]
@@ -151,7 +144,9 @@ def test_recomputing_more_keeps_less(model: Model, tokens: int, kernels: Kernels
 
 
 @given(some_models(), st.integers(1, 2**14), some_kernels)
-def test_what_is_not_kept_is_recomputed(model: Model, tokens: int, kernels: Kernels) -> None:
+def test_what_is_not_kept_is_recomputed(
+    model: Model, tokens: int, kernels: dict[str, bool]
+) -> None:
     everything = activations(model, tokens=tokens, kernels=kernels).saved_bytes
     for mode in MODES:
         block = activations(model, tokens=tokens, mode=mode, kernels=kernels)
@@ -164,19 +159,32 @@ def test_what_is_not_kept_is_recomputed(model: Model, tokens: int, kernels: Kern
 
 @given(some_models(), st.integers(1, 2**12), st.integers(2, 4))
 def test_kept_bytes_grow_with_the_tokens(model: Model, tokens: int, times: int) -> None:
+    few = replace(block_of(model, tokens=tokens), seq_len=16)
+    many = replace(few, tokens=times * tokens)
+    # tables, whatever the tokens
+    rotary = sum(each.saved_bytes for each in block_operators(few) if each.name == "rotation")
     for mode in MODES:
-        few = replace(shape_of(model, tokens=tokens), seq_len=16)
-        many = replace(few, tokens=times * tokens)
-        rotary = block_tensors_bytes(few).rotary_bytes  # tables, whatever the tokens
-        saved = [kept(model, block_tensors_bytes(shape), mode) for shape in (few, many)]
+        saved = [saved_bytes(block, mode) for block in (few, many)]
         tables = rotary if mode in ("none", "attention") else 0
         assert saved[1] - tables == times * (saved[0] - tables)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_sequence_parallel_splits_all_but_the_gathered_input(mode: ActivationCheckpointing) -> None:
-    whole, split = (block_tensors_bytes(shape_of(SMALL, tp=tp)) for tp in (1, 8))
-    assert split.normed_bytes == whole.normed_bytes
-    for name in ("residual", "query", "key", "value", "attended", "inner"):
-        assert getattr(split, f"{name}_bytes") * 8 == getattr(whole, f"{name}_bytes")
-    assert kept(SMALL, split, mode) < kept(SMALL, whole, mode)
+    whole, split = (block_of(SMALL, tp=tp) for tp in (1, 8))
+    sizes, parts = block_sizes(whole), block_sizes(split)
+    assert parts.normed == sizes.normed
+    assert parts.residual * 8 == sizes.residual
+    assert parts.inner * 8 == sizes.inner
+    for name in ("query", "key", "value", "attended"):
+        assert getattr(parts.heads, name) * 8 == getattr(sizes.heads, name)
+    assert saved_bytes(split, mode) < saved_bytes(whole, mode)
+
+
+@given(works())
+def test_a_block_keeps_what_its_operators_save(block: BlockWork) -> None:
+    operators = block_operators(block)
+    assert saved_bytes(block, "none") == sum(o.saved_bytes for o in operators)
+    for each in operators:
+        parts = (each.statistics_bytes, each.remade_bytes, each.unkept_bytes)
+        assert all(0 <= part <= each.saved_bytes for part in parts), each

@@ -6,57 +6,71 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpplan.cost.memory.backward_steps import (
-    BackwardStep,
+from fsdpplan.cost.block.branch import weight_gradient_bytes
+from fsdpplan.cost.block.operator import BackwardStep
+from fsdpplan.cost.block.operators import block_operators
+from fsdpplan.cost.memory.activations import (
     backward_peaks_bytes,
     backward_steps,
     inputs_half_peak_bytes,
 )
-from fsdpplan.cost.memory.weight_gradients import output_gradient_elements, weight_gradient_bytes
-from fsdpplan.cost.model.block_sizes import (
-    BlockShape,
-    Kernels,
-    block_tensors_bytes,
-)
+from fsdpplan.cost.memory.weight_gradients import output_gradient_elements
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.model import Experts, Model
-from tests.cost.problems import SMALL
+from tests.cost.problems import BLOCKS, SMALL
+from tests.cost.works import work
 
 GELU = replace(SMALL, mlp="gelu")
 MIXTURE = replace(SMALL, experts=Experts(experts=8, active=2, hidden=2048, shared_hidden=512))
-KERNELS = [
-    Kernels(),
-    Kernels(fused=True),
-    Kernels(flash=False),
-    Kernels(fused=True, flash=False, dropout=True),
-]
+KERNELS: tuple[dict[str, bool], ...] = (
+    {},
+    {"fused_kernels": True},
+    {"flash_attention": False},
+    {"fused_kernels": True, "flash_attention": False, "dropout": True},
+    {"reference_decoder": True, "dropout": True},
+    {"joined_projections": True},
+)
 
 
-def steps_of(model: Model, kernels: Kernels) -> list[BackwardStep]:
-    """Of a block in bf16."""
-    shape = BlockShape(model=model, tokens=1024, seq_len=1024, kernels=kernels)
-    return backward_steps(
-        model=model,
-        tensors=block_tensors_bytes(shape),
-        gradients=weight_gradient_bytes(model=model, tp=1, element_bytes=2),
-        kernels=kernels,
-    )
+def steps_of(model: Model, **changes: object) -> list[BackwardStep]:
+    """Of an eager block in bf16."""
+    block = work(model, tokens=1024, seq_len=1024, compiled=False, **changes)
+    return backward_steps(block_operators(block))
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=repr)
-@pytest.mark.parametrize("model", [SMALL, GELU, MIXTURE], ids=["swiglu", "gelu", "mixture"])
+@pytest.mark.parametrize(
+    "model", [SMALL, GELU, MIXTURE, *BLOCKS], ids=lambda model: model.name + model.mixer
+)
 def test_every_weight_gradient_is_made_and_more_is_freed_than_allocated(
-    model: Model, kernels: Kernels
+    model: Model, kernels: dict[str, bool]
 ) -> None:
-    steps = steps_of(model, kernels)
+    steps = steps_of(model, **kernels)
     gradients = weight_gradient_bytes(model=model, tp=1, element_bytes=2)
-    assert sum(step.weight_gradient for step in steps) == gradients.total
+    assert sum(step.weight_gradient for step in steps) == sum(gradients.values())
     # what the block saved is gone in the end
     assert sum(step.allocated for step in steps) < sum(step.freed for step in steps)
 
 
+FUSED_ATTENTION = [kernels for kernels in KERNELS if kernels.get("flash_attention", True)]
+PAIRS = [(model, kernels) for model in (SMALL, GELU) for kernels in KERNELS]
+PAIRS += [(model, kernels) for model in BLOCKS for kernels in FUSED_ATTENTION]
+
+
+@pytest.mark.parametrize(("model", "kernels"), PAIRS, ids=lambda of: getattr(of, "name", str(of)))
+def test_what_is_allocated_and_what_was_saved_is_freed(
+    model: Model, kernels: dict[str, bool]
+) -> None:
+    """But for statistics, and what a gate of shared experts reads."""
+    block = work(model, tokens=1024, seq_len=1024, compiled=False, **kernels)
+    operators = block_operators(block)
+    left = sum(s.allocated - s.freed for s in backward_steps(operators))
+    saved = sum(each.saved_bytes for each in operators)
+    assert abs(saved + left) <= 0.06 * saved
+
+
 def test_kept_gradients_raise_the_peak_and_casts_more() -> None:
-    steps = steps_of(SMALL, Kernels())
+    steps = steps_of(SMALL)
     added, kept = (backward_peaks_bytes(steps, weight_gradients=g) for g in ("added", "kept"))
     assert added <= kept
     assert kept <= backward_peaks_bytes(steps, weight_gradients="cast")
@@ -93,14 +107,7 @@ FAMILIES = (
 def test_the_inputs_half_leaves_the_gradients_of_all_outputs(name: str, tp: int) -> None:
     """But for the router's, which are small: the residual stream's comes in and goes out."""
     model, tokens = load_model(name), 1024
-    split = {"tp": tp, "sequence_parallel": tp > 1}
-    shape = BlockShape(model=model, tokens=tokens, seq_len=tokens, **split)  # type: ignore[arg-type]
-    steps = backward_steps(
-        model=model,
-        tensors=block_tensors_bytes(shape),
-        gradients=weight_gradient_bytes(model=model, tp=tp, element_bytes=2),
-        kernels=Kernels(),
-    )
+    steps = steps_of(model, tp=tp, sequence_parallel=tp > 1)
     left = sum(step.allocated + step.beside - step.let_go for step in steps)
     outputs = output_gradient_elements(
         model=model, tokens=tokens, residual_tokens=tokens // tp, tp=tp
