@@ -20,7 +20,8 @@ PROFILE, LOG = "measured.toml", "measured.jsonl"
 ON_CUDA = torch.cuda.is_available()
 START = () if ON_CUDA else ("--hardware", "cpu")
 """What the profile starts from: what is found here, or the CPU's."""
-SECONDS = "30" if ON_CUDA else "3"
+SECONDS = ("30",) if ON_CUDA else ("3", "20", "80")
+"""What it is given, one after the other: a busy CPU may have no time for what is asked here."""
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +31,18 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     problem = json.loads(fsdpplan("detect", "--json", folder=folder))["profile_problem"]
     if problem is not None and ON_CUDA:
         pytest.skip(f"this machine has no profile to start from: {problem}")
-    words = ("--seconds", SECONDS, "--processes", "1", "--save", PROFILE)
-    fsdpplan("calibrate", *START, *words, folder=folder, seconds=300)
+    for seconds in SECONDS:
+        words = ("--seconds", seconds, "--processes", "1", "--save", PROFILE)
+        fsdpplan("calibrate", *START, *words, folder=folder, seconds=300)
+        if matmul_dtypes(folder) >= {"bf16", "fp32"}:
+            break
     return folder
+
+
+def matmul_dtypes(folder: Path) -> set[str]:
+    """The formats of the products that were measured."""
+    rows = read_measurements(folder / LOG)
+    return {row.dtype for row in rows if isinstance(row, MeasuredMatmul)}
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +66,7 @@ def test_kernels_reach_a_plausible_share_of_the_data_sheet(measured: Device) -> 
 def test_the_log_speaks_of_this_device(calibrated: Path) -> None:
     rows = read_measurements(calibrated / LOG)
     (machine,) = (row for row in rows if isinstance(row, MeasuredMachine))
-    dtypes = {row.dtype for row in rows if isinstance(row, MeasuredMatmul)}
-    assert {"bf16", "fp32"} <= dtypes
+    assert {"bf16", "fp32"} <= matmul_dtypes(calibrated)
     assert (machine.device_kind == "cuda") == ON_CUDA
     only_a_device_shows("its name")
     assert machine.device_name == torch.cuda.get_device_name(0)
