@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fsdpplan.run.folder import trainer_sources
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fsdpplan"
 
@@ -24,7 +26,7 @@ MAY_IMPORT = {
     "emit": {"spec", "node"},
     "files": {"spec"},
     "topology": {"spec"},
-    "trainer": set(),
+    "trainer": {"spec"},
     "validate": {"cost", "search", "files"},
     "run": {"search", "emit", "files", "topology", "trainer", "validate"},
     "report": {"run"},
@@ -136,6 +138,9 @@ WAITS = {
 """Module of the command line -> module of ours that it imports in a function -> why. A command is
 itself imported when it is asked for, so what it needs stands at its top."""
 
+SHARED = [name for name in trainer_sources() if name.startswith("spec/")]
+"""Files of the package that a copy of the trainer has; they import nothing of ours."""
+
 WORLDLY = {"os", "subprocess", "socket", "shutil", "tempfile", "time", "logging", "random"}
 PURE_ROOMS = ("errors", "units", "spec", "cost", "search", "emit", "validate")
 """Rooms that touch nothing: no process, file, clock or log."""
@@ -222,11 +227,22 @@ def test_a_pure_room_touches_nothing(room: str) -> None:
 def test_the_trainer_names_nothing_of_ours_but_by_relative_import() -> None:
     # It is copied into a job folder, where there need not be an `fsdpplan`.
     for path in (PACKAGE / "trainer").rglob("*.py"):
+        above = {m for m, _ in imports(ast.parse(path.read_text(encoding="utf-8")), path)}
+        shared = {m for m in above if m.startswith("fsdpplan.") and ".trainer." not in f"{m}."}
+        copied = {m.replace(".", "/") + ".py" for m in shared}
+        assert copied <= {f"fsdpplan/{file}" for file in SHARED}, name(path)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 assert not any(alias.name.startswith("fsdpplan") for alias in node.names)
             if isinstance(node, ast.ImportFrom) and not node.level:
                 assert not (node.module or "").startswith("fsdpplan"), name(path)
+
+
+@pytest.mark.parametrize("file", SHARED)
+def test_what_a_copy_of_the_trainer_shares_needs_the_standard_library_only(file: str) -> None:
+    path = PACKAGE / file
+    found = {module.split(".")[0] for module, _ in imports(ast.parse(path.read_text()), path)}
+    assert found <= sys.stdlib_module_names
 
 
 def cli_imports(path: Path) -> set[tuple[str, bool]]:

@@ -19,10 +19,11 @@ from fsdpplan.emit.safe_text import (
     require_public_words,
 )
 from fsdpplan.emit.slurm.survival import Survival
-from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer, said_steps
+from fsdpplan.emit.trainer_program import Trainer, said_steps
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.nodes import expand_host_list
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.trainer_options import STEPS
 from fsdpplan.spec.values import require_choice, require_positive_int
 from fsdpplan.units import format_seconds
 
@@ -288,7 +289,7 @@ def left_out(job: Job) -> tuple[str, ...]:
 
 
 def _training_words(program: Trainer, job: Job) -> str:
-    far = f"{DEFAULT_STEPS if program.steps is None else program.steps:,} steps"
+    far = f"{STEPS if program.steps is None else program.steps:,} steps"
     if program.epochs is not None:
         far = f"{program.epochs:g} epoch{'' if program.epochs == 1 else 's'}"
     data = " and ".join(program.sources) or "made-up tokens"
@@ -310,7 +311,7 @@ def limit_words(job: Job, plan: Plan) -> str | None:
             f"each job of {format_seconds(limit)} is told to save "
             f"{format_seconds(job.signal_seconds)} before it ends"
         )
-    steps = steps or DEFAULT_STEPS
+    steps = steps or STEPS
     used = max(limit - job.signal_seconds - START_SECONDS, step)
     jobs = ceil(steps * step / used)
     are = "one job" if jobs == 1 else f"about {jobs:,} jobs"

@@ -53,8 +53,12 @@ def _is_empty_folder(folder: Path) -> bool:
 
 
 def trainer_sources() -> dict[str, str]:
-    """Path in the trainer's folder -> text, of the trainer that is installed."""
-    return dict(_sources(files("fsdpplan") / "trainer"))
+    """Path in the trainer's folder -> text, of the trainer that is installed, with the modules that
+    it shares with the planner (`trainer/shared.py`)."""
+    package = files("fsdpplan")
+    shared = ("spec/__init__.py", "spec/trainer_options.py")
+    own = dict(_sources(package / "trainer"))
+    return own | {name: (package / name).read_text(encoding="utf-8") for name in shared}
 
 
 def _sources(folder: Traversable, place: str = "") -> Iterator[tuple[str, str]]:

@@ -30,9 +30,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .parallel.shards import Box, box_of, local, local_gradient, split_axes
+from .shared import trainer_options
 
-MOMENTUM = 0.95
-NEWTON_SCHULZ_STEPS = 5
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 UPDATE_RMS = 0.2
 EPSILON = 1e-7
@@ -44,10 +43,11 @@ class MuonSettings:
 
     learning_rates: Sequence[float]
     weight_decays: Sequence[float]
-    momentum: float = MOMENTUM
-    nesterov: bool = True
+    momentum: float
+    nesterov: bool
     """Look ahead: the update is the gradient's mean with the momentum that has it already."""
-    steps: int = NEWTON_SCHULZ_STEPS
+    steps: int
+    """Of Newton-Schulz."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def update_matrices(
             apply(index, result)
 
 
-def orthogonal(matrices: Tensor, steps: int = NEWTON_SCHULZ_STEPS) -> Tensor:
+def orthogonal(matrices: Tensor, steps: int = trainer_options.NEWTON_SCHULZ_STEPS) -> Tensor:
     """The matrix, or each of a stack, with singular values near 1, by Newton-Schulz.
 
     Five steps of a quintic, which leave them between about 0.7 and 1.2.
@@ -109,7 +109,7 @@ def orthogonal(matrices: Tensor, steps: int = NEWTON_SCHULZ_STEPS) -> Tensor:
 
 
 def orthogonal_shards(
-    updates: Sequence[Tensor], deal: Deal, steps: int = NEWTON_SCHULZ_STEPS
+    updates: Sequence[Tensor], deal: Deal, steps: int = trainer_options.NEWTON_SCHULZ_STEPS
 ) -> list[Tensor]:
     """This rank's parts of the orthogonalised matrices of a deal, given its parts of them."""
     ranks = dist.get_world_size(deal.group)

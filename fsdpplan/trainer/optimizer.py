@@ -13,25 +13,17 @@ from torch.optim.adamw import adamw
 from .errors import TrainerError
 from .groups import ParameterGroup, group_of
 from .model.balance import Balance
-from .muon import (
-    MOMENTUM,
-    NEWTON_SCHULZ_STEPS,
-    Deals,
-    MuonSettings,
-    deal_out,
-    update_matrices,
-)
+from .muon import Deals, MuonSettings, deal_out, update_matrices
 from .parallel.shards import local, local_gradient
-from .schedule import FINAL_FRACTION, Schedule, default_decay_steps
+from .schedule import Schedule
+from .shared import trainer_options
 from .torch_versions import torchao_wanted
-
-BETAS = (0.9, 0.95)
-EPSILON = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How the weights are updated."""
+class Updates:
+    """What of the updates is typed and recorded alike; `spec/trainer_options.py` says what each
+    means."""
 
     steps: int
     learning_rate: float
@@ -39,33 +31,33 @@ class Recipe:
     weight_decay: float
     clip_norm: float
     """Largest norm of all gradients together; infinite: not clipped."""
+    adamw: str = "fused"
+    lr_schedule: str = "cosine"
+    min_lr: float | None = None
+    """None: a tenth of the peak."""
+    decay_steps: int | None = None
+    """Of `wsd`; None: a tenth."""
+    muon_learning_rate: float | None = None
+    """None: that of all."""
+    muon_weight_decay: float | None = None
+    """None: that of all matrices."""
+    muon_momentum: float = trainer_options.MUON_MOMENTUM
+    muon_nesterov: bool = True
+    muon_ns_steps: int = trainer_options.NEWTON_SCHULZ_STEPS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe(Updates):
+    """How the weights are updated."""
+
     optimizer: str = "adamw"
     """`adamw`, `adamw_8bit` or `muon`."""
-    adamw: str = "fused"
-    """How AdamW is computed: in one kernel (`fused`), one operator at a time over all tensors
-    (`foreach`) or over each (`loop`)."""
-    lr_schedule: str = "cosine"
-    """One of `schedule.SCHEDULES`."""
-    min_lr: float | None = None
-    """Where the rate ends; None: a tenth of the peak."""
-    decay_steps: int | None = None
-    """Of `wsd`, its last ones; None: a tenth."""
-    betas: tuple[float, float] = BETAS
-    eps: float = EPSILON
-    muon_learning_rate: float | None = None
-    """Of the matrices that Muon updates, at its peak; None: that of all."""
-    muon_weight_decay: float | None = None
-    """Of these; None: that of all matrices."""
-    muon_momentum: float = MOMENTUM
-    muon_nesterov: bool = True
-    muon_ns_steps: int = NEWTON_SCHULZ_STEPS
-    """Steps of Newton-Schulz that orthogonalise an update."""
+    betas: tuple[float, float] = trainer_options.BETAS
+    eps: float = trainer_options.EPSILON
     groups: tuple[ParameterGroup, ...] = ()
     """Parameters with settings of their own; the first one that matches counts."""
     expert_bias_rate: float = 0.0
-    """What a step moves a bias that balances experts by; 0: it stays."""
     router_aux_loss_coef: float = 0.0
-    """Of the auxiliary loss that balances experts; 0: there is none."""
 
     @property
     def balance(self) -> Balance:
@@ -75,14 +67,18 @@ class Recipe:
     @property
     def schedule(self) -> Schedule:
         """How the learning rate goes."""
-        lowest = self.learning_rate * FINAL_FRACTION if self.min_lr is None else self.min_lr
+        lowest = (
+            self.learning_rate * trainer_options.FINAL_FRACTION
+            if self.min_lr is None
+            else self.min_lr
+        )
         return Schedule(
             kind=self.lr_schedule,
             steps=self.steps,
             learning_rate=self.learning_rate,
             min_lr=lowest,
             warmup_steps=self.warmup_steps,
-            decay_steps=self.decay_steps or default_decay_steps(self.steps),
+            decay_steps=self.decay_steps or trainer_options.default_decay_steps(self.steps),
         )
 
 

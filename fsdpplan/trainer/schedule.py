@@ -20,20 +20,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-SCHEDULES = ("cosine", "linear", "wsd", "constant")
+from .shared import trainer_options
 
-FINAL_FRACTION = 0.1
-"""Share of the peak at which a schedule ends that is not told its floor."""
-
-DECAY_FRACTION = 0.1
-"""Share of the steps in which `wsd` decays where their number is not told (MiniCPM, arXiv
-2404.06395: 10 % are enough)."""
-
-MOST_WARMUP_STEPS = 2000
-WARMUP_FRACTION = 0.1
-"""Of the steps, where the warm-up is not told; at most `MOST_WARMUP_STEPS`."""
+SCHEDULES: tuple[str, ...] = get_args(trainer_options.LrSchedule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +41,6 @@ class Schedule:
     warmup_steps: int
     decay_steps: int
     """Last steps in which `wsd` decays; idle with the others."""
-
-
-def default_warmup_steps(steps: int) -> int:
-    """Steps of warm-up where none are told."""
-    return min(MOST_WARMUP_STEPS, int(steps * WARMUP_FRACTION))
-
-
-def default_decay_steps(steps: int) -> int:
-    """Steps of decay of `wsd` where none are told."""
-    return max(1, int(steps * DECAY_FRACTION))
 
 
 def learning_rate_at(step: int, schedule: Schedule) -> float:
@@ -96,9 +77,10 @@ def schedule_of(recorded: dict[str, Any]) -> Schedule:
         kind=recorded.get("lr_schedule", "cosine"),
         steps=recorded["steps"],
         learning_rate=peak,
-        min_lr=peak * FINAL_FRACTION if low is None else low,
+        min_lr=peak * trainer_options.FINAL_FRACTION if low is None else low,
         warmup_steps=recorded["warmup_steps"],
-        decay_steps=recorded.get("decay_steps") or default_decay_steps(recorded["steps"]),
+        decay_steps=recorded.get("decay_steps")
+        or trainer_options.default_decay_steps(recorded["steps"]),
     )
 
 
@@ -119,7 +101,7 @@ def contradiction(
         return f"--min-lr {min_lr:g} is above the peak, --learning-rate {learning_rate:g}: lower it"
     if decay_steps is not None and kind != "wsd":
         return f"--decay-steps is of --lr-schedule wsd: leave it out with {kind}"
-    last = default_decay_steps(steps) if decay_steps is None else decay_steps
+    last = trainer_options.default_decay_steps(steps) if decay_steps is None else decay_steps
     if kind == "wsd" and warmup_steps + last > steps:
         return (
             f"{warmup_steps} steps of warm-up and {last} of decay are more than --steps {steps}: "

@@ -1,41 +1,31 @@
-"""The options of the reference trainer: declared once, and the trainer's own are the same."""
+"""What the planner says to the trainer is what the trainer reads, and refuses alike."""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.emit import trainer_program
 from fsdpplan.emit.trainer_program import (
-    DEFAULT_STEPS,
     Trainer,
     data_share,
     decay_steps,
-    options_of_trainer,
     peak_learning_rate,
     require_meaning,
     warmup_steps,
 )
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.trainer_options import TrainerOptions, options_of
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer import schedule
-from fsdpplan.trainer.model import balance
-from fsdpplan.trainer.options import make_parser, parse_options
+from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.text.mixture import share_of
 from tests.emit.plans import make_plan
 
-OPTIONS = options_of_trainer()
-GIVEN_BY_THE_LAUNCH = {"plan", "metrics", "preflight", "preflight_seconds", "run_folder"}
-OF_A_REHEARSAL = {"rehearse", "build", "report"}
-TYPED_BY_HAND = {"resume", "profile_ranks"}
-"""A job goes on where it was; traces of more ranks are for who starts the trainer by hand."""
-
-OWN: dict[str, argparse.Action] = {action.dest: action for action in make_parser()._actions}
+OPTIONS = options_of(TrainerOptions)
 TOGETHER = {
     "checkpoint_every": "checkpoint_dir",
     "tokenizer": "data",
@@ -44,26 +34,6 @@ TOGETHER = {
     "data_workers": "data",
     "prefetch": "data",
 }
-
-
-def test_every_option_is_declared() -> None:
-    assert OWN.keys() - {"help"} == (
-        OPTIONS.keys() | GIVEN_BY_THE_LAUNCH | OF_A_REHEARSAL | TYPED_BY_HAND
-    )
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_the_trainer_has_the_same_choices_and_switches(name: str) -> None:
-    kind, option = OPTIONS[name]
-    own = OWN[name]
-    if kind is bool:
-        assert own.nargs == 0
-        # the environment may say otherwise
-        assert own.default is option.default or name == "numbers"
-    elif kind is tuple:
-        assert not own.default
-    elif kind not in (int, float, str):
-        assert tuple(own.choices or ()) == get_args(kind)
 
 
 def accepts(name: str, value: Any) -> bool:
@@ -150,24 +120,11 @@ def test_no_setting_of_data_is_for_data_that_is_not_read() -> None:
         Trainer(data="text.jsonl", data_workers=0, prefetch=2)
 
 
-def test_other_programs_start_from_the_same_recipe() -> None:
-    own = parse_options([])
-    assert (own.steps, own.learning_rate) == (
-        DEFAULT_STEPS,
-        trainer_program.DEFAULT_LEARNING_RATE,
-    )
+def test_a_run_that_begins_with_a_model_has_the_rate_that_other_programs_are_told() -> None:
     tuning = Trainer(init_from="model")
     assert parse_options(tuning.words()).learning_rate == peak_learning_rate(tuning)
-    assert peak_learning_rate(tuning) == trainer_program.FINE_TUNING_LEARNING_RATE
     said = replace(tuning, learning_rate=1e-3)
     assert parse_options(said.words()).learning_rate == peak_learning_rate(said) == 1e-3
-    assert own.clip_norm == trainer_program.DEFAULT_CLIP_NORM
-    assert own.weight_decay == trainer_program.DEFAULT_WEIGHT_DECAY
-    assert own.seed == trainer_program.DEFAULT_SEED
-    assert (own.adam_beta1, own.adam_beta2) == trainer_program.DEFAULT_BETAS
-    assert own.adam_eps == trainer_program.DEFAULT_EPS
-    assert trainer_program.DEFAULT_AUX_LOSS_COEF == balance.AUXILIARY_COEFFICIENT
-    assert schedule.FINAL_FRACTION == trainer_program.FINAL_FRACTION
 
 
 @pytest.mark.parametrize(

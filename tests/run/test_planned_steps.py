@@ -12,12 +12,13 @@ import pytest
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.pods import Pods
 from fsdpplan.emit.targets import Target
-from fsdpplan.emit.trainer_program import DEFAULT_STEPS, Trainer
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.run.folder import write_job_folder
 from fsdpplan.run.known import with_best_interval
 from fsdpplan.run.launch import emit_script, launch_text
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.trainer_options import STEPS
 from tests.emit.doors.orders import SAYABLE
 from tests.emit.plans import make_plan
 
@@ -86,13 +87,13 @@ def test_data_without_a_number_of_steps_is_asked_about(target: Target) -> None:
         assert steps_in(target, planned) == {9}
         assert steps_in(target, emitted(target, TINY, Trainer(data="corpus", steps=5))) == {5}
     elif target == "megatron":
-        assert steps_in(target, emitted(target, plan_for(target), Trainer())) == {DEFAULT_STEPS}
+        assert steps_in(target, emitted(target, plan_for(target), Trainer())) == {STEPS}
 
 
 def test_a_trial_on_made_up_tokens_keeps_its_steps() -> None:
     script = emit_script(TINY, Job())
     assert steps_in("slurm", script) == set()
-    assert f"Trains: {DEFAULT_STEPS} steps on made-up tokens" in script
+    assert f"Trains: {STEPS} steps on made-up tokens" in script
 
 
 def test_options_are_held_to_the_steps_of_the_plan() -> None:

@@ -28,8 +28,8 @@ from fsdpplan.cli.options.parse import (
     stage_blocks,
     whole,
 )
-from fsdpplan.emit.trainer_program import Option, kind_of
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.trainer_options import Option, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,9 +221,9 @@ def _flag_of_trainer(name: str, kind: Any, option: Option) -> Flag:
     """The flag of an option of the reference trainer."""
     word, example = name.replace("_", "-"), option.example or ""
     if kind is tuple:
-        return Flag(help=option.help, metavar=option.metavar, parse=line, many=True)
+        return Flag(help=option.text, metavar=option.metavar, parse=line, many=True)
     if kind is bool:
-        return Flag(help=option.help, name=f"--{word}/--no-{word}")
+        return Flag(help=option.text, name=f"--{word}/--no-{word}")
     if kind is int:
         parse = whole(example=int(example), least=int(option.least or 0))
     elif kind is float:
@@ -235,7 +235,7 @@ def _flag_of_trainer(name: str, kind: Any, option: Option) -> Flag:
         )
     else:
         parse = line if kind is str else choice(kind)
-    return Flag(help=option.help, metavar=option.metavar, parse=parse)
+    return Flag(help=option.text, metavar=option.metavar, parse=parse)
 
 
 class OwnParsing:

@@ -20,9 +20,10 @@ from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.safe_text import comment, shell_word
 from fsdpplan.emit.segments import by_hand_lines
 from fsdpplan.emit.slurm.header import header_lines
-from fsdpplan.emit.trainer_program import DEFAULT_SEED, Trainer
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.programs.torchtitan import SCHEDULES, TORCHTITAN
+from fsdpplan.spec.trainer_options import SEED
 
 MODULE = "fsdpplan_torchtitan"
 """Name of the file, without `.py`, in the lines that start it."""
@@ -146,7 +147,7 @@ def _places() -> list[str]:
 
 def _config(order: Order, program: Trainer) -> list[str]:
     plan, recipe = order.plan, recipe_of(order, program)
-    seed = DEFAULT_SEED if program.seed is None else program.seed
+    seed = SEED if program.seed is None else program.seed
     return [
         "",
         "def train() -> Trainer.Config:",

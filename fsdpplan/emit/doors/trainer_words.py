@@ -11,12 +11,6 @@ from itertools import accumulate
 from fsdpplan.emit.job import UserProgram
 from fsdpplan.emit.order import Order, differing
 from fsdpplan.emit.trainer_program import (
-    DEFAULT_BETAS,
-    DEFAULT_CLIP_NORM,
-    DEFAULT_EPS,
-    DEFAULT_WEIGHT_DECAY,
-    FINAL_FRACTION,
-    LrSchedule,
     Trainer,
     decay_steps,
     peak_learning_rate,
@@ -25,6 +19,14 @@ from fsdpplan.emit.trainer_program import (
 )
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.trainer_options import (
+    BETAS,
+    CLIP_NORM,
+    EPSILON,
+    FINAL_FRACTION,
+    WEIGHT_DECAY,
+    LrSchedule,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ def recipe_of(order: Order, program: Trainer) -> Recipe:
     """What the options come to."""
     count = planned_steps(program, order.plan.training)
     rate = peak_learning_rate(program)
-    first, second = DEFAULT_BETAS
+    first, second = BETAS
     return Recipe(
         steps=count,
         learning_rate=rate,
@@ -62,10 +64,10 @@ def recipe_of(order: Order, program: Trainer) -> Recipe:
         min_lr=_or(program.min_lr, FINAL_FRACTION * rate),
         warmup_steps=warmup_steps(program, count),
         decay_steps=decay_steps(program, count),
-        weight_decay=_or(program.weight_decay, DEFAULT_WEIGHT_DECAY),
-        clip_norm=_or(program.clip_norm, DEFAULT_CLIP_NORM),
+        weight_decay=_or(program.weight_decay, WEIGHT_DECAY),
+        clip_norm=_or(program.clip_norm, CLIP_NORM),
         betas=(_or(program.adam_beta1, first), _or(program.adam_beta2, second)),
-        eps=_or(program.adam_eps, DEFAULT_EPS),
+        eps=_or(program.adam_eps, EPSILON),
     )
 
 

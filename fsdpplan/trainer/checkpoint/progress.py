@@ -13,7 +13,8 @@ from ..config import DropoutConfig, PlanConfig
 from ..errors import TrainerError
 from ..optimizer import Recipe
 from ..precision import precision_of_step
-from ..schedule import FINAL_FRACTION, learning_rate_at, schedule_of
+from ..schedule import learning_rate_at, schedule_of
+from ..shared import trainer_options
 from .files import PROGRESS, Unreadable, reason, resumable
 from .whole_file import read_small
 
@@ -244,7 +245,7 @@ def _recipe_of_older(found: Progress) -> dict[str, Any]:
         "learning_rate": found.learning_rate,
         "warmup_steps": found.warmup_steps,
         "lr_schedule": "cosine",
-        "min_lr": found.learning_rate * FINAL_FRACTION,
+        "min_lr": found.learning_rate * trainer_options.FINAL_FRACTION,
     }
 
 

@@ -32,14 +32,8 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig, PlanConfig
 from ..parallel.mesh import Meshes
+from ..shared import trainer_options
 from .moe import MixtureOfExperts, mixtures
-
-BALANCE_SPEED = 0.001
-"""What a step adds to a bias, or takes (DeepSeek-V3, section 4.2), unless it is told otherwise."""
-
-AUXILIARY_COEFFICIENT = 0.001
-"""Where no config says another: `router_aux_loss_coef` of MixtralConfig, Qwen2MoeConfig and
-Qwen3MoeConfig in transformers 5."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +64,7 @@ def has_softmax_router(model: ModelConfig) -> bool:
 
 def default_bias_rate(model: ModelConfig) -> float:
     """What a step moves a bias by, unless it is told; of a dense model that means nothing."""
-    return 0.0 if has_softmax_router(model) else BALANCE_SPEED
+    return 0.0 if has_softmax_router(model) else trainer_options.BALANCE_SPEED
 
 
 class MeanSoFar:

@@ -27,13 +27,14 @@ import torch.distributed as dist
 
 from ..config import PLAN_VARIABLE, PlanConfig, load_plan
 from ..errors import PreflightFailed, RankError, TrainerError
-from ..options import NUMBERS_VARIABLE, PREFLIGHT_SECONDS, number, wants_numbers
+from ..options import number, wants_numbers
 from ..parallel.distributed import leave, require_world, start
 from ..parallel.mesh import Meshes, build_meshes
 from ..parallel.support import require_runnable
 from ..private_torch import group_of
 from ..rehearse.counting import Axis, layout_axes
 from ..report import complain
+from ..shared import trainer_options
 from .findings import Findings
 from .links import Nodes, gathered_speeds, judge_sums, measure, sent_bytes, sum_over
 from .nccl import judge_transports, planned_adapters, uses_sockets, write_log
@@ -356,7 +357,9 @@ def preflight_of_program(plan: PlanConfig, wanted: bool | None = None) -> Meshes
     if not wanted or _is_fake():
         return None
     try:
-        meshes = preflight(plan, folder=None, seconds=PREFLIGHT_SECONDS, cluster=False)
+        meshes = preflight(
+            plan, folder=None, seconds=trainer_options.PREFLIGHT_SECONDS, cluster=False
+        )
     except PreflightFailed:
         sys.excepthook = _ending(sys.excepthook)
         raise
@@ -398,7 +401,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument(
         "--preflight-seconds",
         type=number(above=0),
-        default=PREFLIGHT_SECONDS,
+        default=trainer_options.PREFLIGHT_SECONDS,
         metavar="N",
         help="most that ranks wait for each other (default: %(default)g)",
     )
@@ -406,7 +409,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "--numbers",
         action=argparse.BooleanOptionalAction,
         default=wants_numbers(),
-        help=f"step a tiny model and compare it with one process ({NUMBERS_VARIABLE}=0: not)",
+        help="step a tiny model and compare it with one process "
+        f"({trainer_options.NUMBERS_VARIABLE}=0: not)",
     )
     options = parser.parse_args(arguments)
     try:

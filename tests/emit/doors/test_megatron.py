@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from fsdpplan.emit.targets import render
-from fsdpplan.emit.trainer_program import DEFAULT_AUX_LOSS_COEF, Trainer
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, RopeScaling, Router
 from fsdpplan.spec.plan import Plan
+from fsdpplan.spec.trainer_options import AUXILIARY_COEFFICIENT
 from fsdpplan.spec.training import Training
 from tests.emit.bench import shellcheck
 from tests.emit.doors.orders import make_order, plan_of
@@ -230,7 +231,7 @@ def test_the_model_is_said(tmp_path: Path) -> None:
 
 
 BALANCED: list[tuple[Router, Trainer, float | None]] = [
-    (Router(), Trainer(), DEFAULT_AUX_LOSS_COEF),
+    (Router(), Trainer(), AUXILIARY_COEFFICIENT),
     (Router(aux_loss_coef=0.02), Trainer(), 0.02),
     (Router(aux_loss_coef=0.02, normalised=False), Trainer(router_aux_loss_coef=0.5), 0.5),
     (Router(aux_loss_coef=0.02), Trainer(router_aux_loss_coef=0.0), None),

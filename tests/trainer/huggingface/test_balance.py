@@ -12,13 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fsdpplan.spec.trainer_options import AUXILIARY_COEFFICIENT, BALANCE_SPEED
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.export import export_newest
 from fsdpplan.trainer.huggingface.families import FAMILIES
 from fsdpplan.trainer.huggingface.load import load_published
 from fsdpplan.trainer.huggingface.names import PLAIN, published_tensors
-from fsdpplan.trainer.model.balance import AUXILIARY_COEFFICIENT, BALANCE_SPEED, Balance
+from fsdpplan.trainer.model.balance import Balance
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer, set_learning_rate
 from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.parallel.assemble import Assembled, assemble

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fsdpplan.spec.trainer_options import BALANCE_SPEED
 from fsdpplan.trainer.config import ExpertsConfig, RouterConfig
 from fsdpplan.trainer.model import moe
-from fsdpplan.trainer.model.balance import BALANCE_SPEED, Balance, MeanSoFar, balance_experts
+from fsdpplan.trainer.model.balance import Balance, MeanSoFar, balance_experts
 from fsdpplan.trainer.model.decoder import Decoder
 from fsdpplan.trainer.model.feed_forward import activate
 from fsdpplan.trainer.model.moe import GroupedExperts, MixtureOfExperts, balanced, padded_places
