@@ -188,6 +188,44 @@ def test_a_job_that_lasts_says_how_long_it_trains(path: Path) -> None:
                 assert (names | planned).intersection(HOW_LONG), f"{where}: {command} {words}"
 
 
+NAMED = re.compile(r"`((?:[\w.-]+/)+(?:[\w.-]+)?|[\w-]+\.(?:py|toml|csv))`")
+"""A path, or a file by its name alone."""
+
+FILES_OF_OTHERS = {"my_runs.csv", "pretrain_gpt.py", "fsdpplan_torchtitan.py"}
+"""Of users and of other programs."""
+
+
+@cache
+def places() -> frozenset[str]:
+    """Files and folders of the repository that pages may name."""
+    tops = [path for path in ROOT.iterdir() if not path.name.startswith(".")]
+    inside = (path for top in tops if top.is_dir() for path in top.rglob("*"))
+    found = (path.relative_to(ROOT).as_posix() for path in (*tops, *inside))
+    return frozenset(path for path in found if "__pycache__" not in path)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_every_file_that_a_page_names_exists(path: Path) -> None:
+    """From the root, in the package, or in a folder that the paragraph or row names before it."""
+    names = {place.rpartition("/")[2] for place in places()}
+    tops = {place.removeprefix("fsdpplan/").split("/")[0] for place in places()}
+    is_map = path.name == "architecture.md"
+    for part in re.split(r"\n(?=\n|\||- |\d+\. )", FENCE.sub("", text_of(path))):
+        here = ["", "fsdpplan"]
+        for match in NAMED.findall(part):
+            name, is_bare = match.rstrip("/"), "/" not in match
+            if name in FILES_OF_OTHERS or not (is_map or is_bare or name.split("/")[0] in tops):
+                continue
+            found = [
+                one
+                for one in (f"{folder}/{name}".lstrip("/") for folder in here)
+                if one in places() or f"{one}.py" in places()
+            ]
+            is_elsewhere = is_bare and not is_map and name in names
+            assert found or is_elsewhere, f"{path.name}: there is no {name}"
+            here += [one if (ROOT / one).is_dir() else one.rpartition("/")[0] for one in found]
+
+
 @cache
 def words_of_the_program() -> tuple[frozenset[str], frozenset[str]]:
     """(commands, flags of all of them)."""
