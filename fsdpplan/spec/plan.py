@@ -354,6 +354,8 @@ def _estimate_rows(estimate: Estimate) -> list[tuple[str, str]]:
 
 TORCH_SOURCE = "training.torch"
 """Names the source of the release in a plan's sources."""
+VOCAB_SOURCE = "model.vocab_multiple"
+"""Names the source of a padded vocabulary."""
 DEFAULT_SOURCE = "default"
 """Source of what was not said."""
 

@@ -89,7 +89,8 @@ class ModelOptions:
             metavar="64",
             parse=whole(example=64),
             help="Pad embedding and head to a multiple of so many rows on each tensor-parallel "
-            "rank. Default: only where tensor parallelism needs it.",
+            "rank; 1: leave it, but where tensor parallelism needs more. Default: 64 where that is "
+            "faster.",
         ),
     ] = None
 

@@ -30,7 +30,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import LoadedCluster, load_cluster, with_inter, with_intra
 from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
-from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, Plan
+from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, VOCAB_SOURCE, Plan
 from fsdpplan.spec.training import TorchRelease
 
 Options = TypeVar("Options")
@@ -97,6 +97,7 @@ def asked_again(plan: Plan, asked: Asked) -> Inputs:
         Known(
             model=_model(plan, asked.model),
             dropout=published_dropout(asked.model),
+            may_pad=bool(_given(asked.model)) or _is_padded_by_default(plan),
             **_machines(plan, asked.cluster),
         ),
         training=training,
@@ -187,11 +188,22 @@ def layout_options(plan: Plan) -> LayoutOptions:
     )
 
 
+def _is_padded_by_default(plan: Plan) -> bool:
+    return (VOCAB_SOURCE, DEFAULT_SOURCE) in plan.sources
+
+
 def _model(plan: Plan, typed: ModelOptions) -> Resolved[Any]:
     given = _given(typed)
     if not given.keys() - {"vocab_multiple"}:
-        model = replace(plan.model, **given)
-        sources = tuple(pair for pair in plan.sources if pair[0].partition(".")[0] == "model")
+        model, padding = plan.model, (VOCAB_SOURCE, DEFAULT_SOURCE)
+        if _is_padded_by_default(plan):  # as is decided anew
+            model = replace(model, vocab_multiple=1)
+        model = replace(model, **given)
+        sources = tuple(
+            pair
+            for pair in plan.sources
+            if pair[0].partition(".")[0] == "model" and pair != padding
+        )
         added = tuple((f"model.{name}", f"{A_FLAG}{flag(name)}") for name in given)
         return Resolved(value=model, sources=(*sources, *added))
     return resolve_model(typed)

@@ -28,7 +28,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import with_inter
 from fsdpplan.files.profiles.catalogue import load_device, load_node, profile_names
 from fsdpplan.search.advice.difference import Difference, Priced, difference, kept_layout
-from fsdpplan.search.advice.field_rules import OFFERED_MULTIPLE
+from fsdpplan.search.vocabulary import OFFERED_MULTIPLE
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan

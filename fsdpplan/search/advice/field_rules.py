@@ -22,6 +22,7 @@ from fsdpplan.cost.network.placement import Group, group_placement, shard_group,
 from fsdpplan.errors import SpecError
 from fsdpplan.search.advice import neighbours as beside
 from fsdpplan.search.rules.legality import legal_layout_problem
+from fsdpplan.search.vocabulary import OFFERED_MULTIPLE
 from fsdpplan.spec.plan import BrokenRule, Case, Estimate
 from fsdpplan.spec.training import DEFAULT_HEADROOM_FRACTION, program_named
 from fsdpplan.units import (
@@ -35,9 +36,6 @@ from fsdpplan.units import (
 
 MOST_SHOWN = 3
 """Rules on a screen."""
-
-OFFERED_MULTIPLE = 64
-"""Rows of a padded vocabulary: 128 bytes of logits in 16 bits, and divisors of most degrees."""
 
 _RECIPE = "FSDP training in a single datacenter, a recipe for FSDP2"
 _COURSE = "EngineersOfAI, Distributed Training Strategies"

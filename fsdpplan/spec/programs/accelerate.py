@@ -142,7 +142,8 @@ def _of_layout(case: Case) -> Iterator[Unsayable]:
         yield Unsayable(
             what="vocabularies that a layout pads",
             words=f"a vocabulary of {vocab} padded to {rows} rows (your model has tables of its "
-            "own): use --program hf, or --program own",
+            "own): use --program hf, or --program own"
+            + (", or --vocab-multiple 1" if vocab % layout.tp == 0 else ""),
         )
     if layout.sharding == "ddp":
         yield from _ddp(case)

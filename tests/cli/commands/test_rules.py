@@ -46,9 +46,9 @@ def test_an_estimate_has_all_in_json_and_the_dearest_on_a_screen(
     assert all(one["source"] and one["says"] and one["advice"] for one in found)
     screen = printed(capsys, f"estimate {SLOW}")
     assert "Warnings\n  - exposed-communication: " in screen
-    # all three have one remedy, which is said once
+    # a remedy of several is said once
     assert screen.count("--sharding ddp") == 1
-    assert "2 more: --json has all" in screen
+    assert " more: --json has all" in screen
 
 
 def test_a_plan_carries_what_it_breaks_and_explain_says_it_again(
