@@ -62,7 +62,7 @@ from fsdpplan.cost.model.shards import (
     stage_shard_elements,
 )
 from fsdpplan.cost.traffic.block_calls import block_calls
-from fsdpplan.cost.traffic.calls import BlockCall, group_seconds
+from fsdpplan.cost.traffic.calls import BlockCall, call_seconds
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
@@ -316,10 +316,8 @@ def _less(by_axis: AxisSeconds, spare: float) -> AxisSeconds:
 
 def exposed_seconds(call: BlockCall, *, work: BlockWork, cluster: Cluster) -> float:
     """Seconds by which the calls prolong the block."""
-    once = group_seconds(cluster, call.group, call.collective, call.call_bytes, call.leaving_share)
-    total = call.count * once
-    device = cluster.device
-    if call.overlap == "none" or not call.piece:
+    total, device = call_seconds(call, cluster), cluster.device
+    if call.overlap == "none":
         return total
     if call.overlap == "scores":
         beside = call.share * _scores_seconds(call, work, device)
@@ -327,7 +325,7 @@ def exposed_seconds(call: BlockCall, *, work: BlockWork, cluster: Cluster) -> fl
     products = [
         one
         for one in block_kernels(work, device)
-        if one.operator.place == call.piece and _is_split(one.operator)
+        if one.operator.place == call.place and _is_split(one.operator)
     ]
     if not products:
         return total

@@ -271,22 +271,8 @@ def _beside_by_pass(beside: Iterable[Beside]) -> list[Beside]:
 
 def sent_call(call: BlockCall, cluster: Cluster, where: str) -> Sent:
     """Calls inside a block, one after another."""
-    group = call.group
-    once = group_seconds(cluster, group, call.collective, call.call_bytes, call.leaving_share)
-    return Sent(
-        stream=group.axis,
-        name=f"{call.collective} ({where})" if where else call.collective,
-        seconds=call.count * once,
-        traffic=Traffic(
-            collective=call.collective,
-            axis=group.axis,
-            ranks=group.ranks,
-            level=group_level(cluster, group),
-            dtype=call.dtype,
-            count=call.count,
-            bytes=call.count * call.call_bytes,
-        ),
-    )
+    name = f"{call.collective} ({where})" if where else call.collective
+    return sent_calls(call, cluster, stream=call.group.axis, name=name, count=call.count)
 
 
 def sent_calls(calls: Calls, cluster: Cluster, *, stream: str, name: str, count: int = 1) -> Sent:

@@ -9,7 +9,7 @@ kernels take is split by the bytes that they move.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -33,6 +33,7 @@ from fsdpplan.cost.timeline.events import Kind
 from fsdpplan.cost.traffic.calls import BlockCall
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import DTYPE_BYTES
+from fsdpplan.spec.values import replace
 
 Direction = Literal["", "forward", "recompute", "backward"]
 
@@ -65,7 +66,8 @@ def merged(pieces: Iterable[Piece], name: str) -> tuple[Piece, ...]:
         waits[key] = waits.get(key, 0.0) + piece.seconds
         numbers = calls.setdefault(key, {})
         for call in piece.calls:
-            one = replace(call, count=1, when="forward", piece="", overlap="none", share=1.0)
+            alike = {"place": "attention", "is_first": False, "overlap": "none", "share": 1.0}
+            one = replace(call, count=1, when="forward", **alike)
             numbers[one] = numbers.get(one, 0) + call.count
     found: list[Piece] = []
     for way, seconds in computed.items():
@@ -194,10 +196,17 @@ def _in_order(
     for operator, *_ in kernels:
         moved[operator.place] += operator.backward_bytes if is_back else operator.forward_bytes
     whole = sum(moved.values())
-    before, behind = _placed_waits(waits, direction)
     pieces: list[Piece] = []
     for place in reversed(PLACES) if is_back else PLACES:
-        pieces += before.get(place, ())
+        waited = {
+            is_first: [
+                Piece(f"waits for {call.group.axis}", "wait", seconds, direction, (call,))
+                for call, seconds in waits
+                if call.place == place and call.is_first == is_first
+            ]
+            for is_first in (True, False)
+        }
+        pieces += waited[True]
         own = [
             piece
             for kernel in kernels
@@ -211,7 +220,7 @@ def _in_order(
             else []
         )
         pieces += own + streamed if is_back else streamed + own
-        pieces += behind.get(place, ())
+        pieces += waited[False]
     return pieces
 
 
@@ -228,37 +237,6 @@ def _of_kernel(kernel: Kernel, direction: Direction) -> list[Piece]:
     if operator.kind != "attention" or not seconds:
         return []
     return [Piece("attention", "attention", seconds, direction)]
-
-
-def _placed_waits(
-    waits: list[_Wait], direction: Direction
-) -> tuple[dict[str, list[Piece]], dict[str, list[Piece]]]:
-    """Waits before and behind each place. What is gathered is waited for before the product that
-    reads it, and behind that where both are cut into chunks; what is reduced behind the product
-    that makes it. Of calls without a place (experts, whole all-reduces) the first half belongs to
-    the first network of the pass, the rest to the other."""
-    before: dict[str, list[Piece]] = {}
-    behind: dict[str, list[Piece]] = {}
-    is_back = direction == "backward"
-    seen: dict[str, int] = {}
-    loose = [call.group.axis for call, _ in waits if not call.piece]
-    for call, seconds in waits:
-        axis = call.group.axis
-        piece = Piece(f"waits for {axis}", "wait", seconds, direction, (call,))
-        place: str = call.piece
-        is_first = call.collective == "all_gather" and call.overlap == "none"
-        if not place:
-            is_late = 2 * seen.get(axis, 0) >= loose.count(axis)
-            seen[axis] = seen.get(axis, 0) + 1
-            if axis == "cp":
-                place, is_first = "attention", not is_late
-            elif axis == "ep":
-                place, is_first = ("ffn_in", "ffn_out")[is_late != is_back], not is_late
-            else:
-                ends = ("ffn_in", "attention_in") if is_back else ("attention_out", "ffn_out")
-                place = ends[is_late]
-        (before if is_first else behind).setdefault(place, []).append(piece)
-    return before, behind
 
 
 def end_pieces(case: Case, stage: Stage) -> Passes:

@@ -13,7 +13,6 @@ token_dispatcher.py. Counts of tensor with sequence parallelism equal torch's (t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
@@ -21,13 +20,12 @@ from typing import Literal
 
 from fsdpplan.cost.block.work import repeats_whole_block
 from fsdpplan.cost.model.formats import Ways, inner_ways, local_tokens, sums_before_products
-from fsdpplan.cost.model.params import block_tensors
+from fsdpplan.cost.model.params import Place, block_tensors
 from fsdpplan.cost.network.placement import cp_group, ep_group, group_placement, tp_group
 from fsdpplan.cost.traffic.calls import (
     BlockCall,
     Overlap,
     Pass,
-    Piece,
     activation_bytes,
     leaving_share,
     nodes_of,
@@ -37,6 +35,7 @@ from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import DTYPE_BYTES, Training
+from fsdpplan.spec.values import replace
 
 
 def all_heads_norm_calls(case: Case, passes: tuple[Pass, ...]) -> Iterator[BlockCall]:
@@ -57,6 +56,8 @@ def all_heads_norm_calls(case: Case, passes: tuple[Pass, ...]) -> Iterator[Block
             group=tp_group(layout),
             dtype="fp32",
             count=2,
+            place="attention",
+            is_first=when != "backward",
             call_bytes=DTYPE_BYTES["fp32"] * local_tokens(training=case.training, layout=layout),
         )
 
@@ -145,6 +146,7 @@ def _shared_head_calls(case: Case) -> Iterator[BlockCall]:
             group=tp_group(layout),
             dtype=training.activation_dtype,
             call_bytes=tokens * width * DTYPE_BYTES[training.activation_dtype],
+            place="attention_in",
         )
 
 
@@ -164,6 +166,7 @@ def _latent_gradient_calls(case: Case) -> Iterator[BlockCall]:
             dtype=case.training.activation_dtype,
             call_bytes=width * row,
             count=2,
+            place="attention_in",
         )
 
 
@@ -193,29 +196,31 @@ def _overlaps_tensor_parallel(training: Training, layout: Layout) -> bool:
     return layout.async_tp or training.traits.overlaps_tensor_parallel
 
 
-def _pieces(network: Network) -> tuple[Piece, Piece]:
-    match network:
-        case "attention":
-            return "attention_in", "attention_out"
-        case "ffn":
-            return "ffn_in", "ffn_out"
-        case _:
-            return "", ""
+def _places(network: Network) -> tuple[Place, Place]:
+    """Where the input of a network is gathered, and its output reduced."""
+    if network == "attention":
+        return "attention_in", "attention_out"
+    return "ffn_in", "ffn_out"
 
 
 def _forward_calls(
     training: Training, layout: Layout, when: Pass, network: Network, size: int, *, has_output: bool
 ) -> Iterator[BlockCall]:
-    """Gather the input, reduce the output."""
-    into, out = _pieces(network)
+    """Gather the input, reduce the output; those of experts run beside nothing."""
+    into, out = _places(network)
     group, dtype = tp_group(layout), training.activation_dtype
     if not layout.sequence_parallel:
         if has_output:
             yield BlockCall(
-                when=when, collective="all_reduce", group=group, dtype=dtype, call_bytes=size
+                when=when,
+                collective="all_reduce",
+                group=group,
+                dtype=dtype,
+                call_bytes=size,
+                place=out,
             )
         return
-    chunked = _overlaps_tensor_parallel(training, layout)
+    chunked = _overlaps_tensor_parallel(training, layout) and network != "experts"
     gathered = gathered_activation_dtype(training)
     yield BlockCall(
         when=when,
@@ -223,8 +228,9 @@ def _forward_calls(
         group=group,
         dtype=gathered,
         call_bytes=size * DTYPE_BYTES[gathered] // DTYPE_BYTES[dtype],
-        piece=into,
-        overlap="chunks" if chunked and into else "none",
+        place=into,
+        is_first=not chunked,
+        overlap="chunks" if chunked else "none",
     )
     if has_output:
         yield BlockCall(
@@ -233,8 +239,8 @@ def _forward_calls(
             group=group,
             dtype=dtype,
             call_bytes=size,
-            piece=out,
-            overlap="chunks" if chunked and out else "none",
+            place=out,
+            overlap="chunks" if chunked else "none",
         )
 
 
@@ -244,11 +250,15 @@ def _backward_calls(case: Case, network: Network, size: int) -> Iterator[BlockCa
     torch's async TP cuts a reduce-scatter into chunks only behind a single matmul, which the
     gradient of an input that several projections read does not have.
     """
-    model, training, layout = case.model, case.training, case.layout
+    training, layout = case.training, case.layout
     traits = training.traits
-    into, out = _pieces(network)
+    into, out = _places(network)
     group, dtype = tp_group(layout), training.activation_dtype
-    beside_weights: Overlap = "weights" if traits.overlaps_weight_gradient and into else "none"
+    is_beside = network != "experts"
+    beside_weights: Overlap = "none"
+    if traits.overlaps_weight_gradient and is_beside:
+        beside_weights = "weights"
+    read_by = 1 if traits.joined_projections else _projections(case.model, network)
     if not layout.sequence_parallel:
         yield BlockCall(
             when="backward",
@@ -256,46 +266,36 @@ def _backward_calls(case: Case, network: Network, size: int) -> Iterator[BlockCa
             group=group,
             dtype=dtype,
             call_bytes=size,
-            count=1 if traits.joined_projections else _projections(model, network),
-            piece=into,
+            count=read_by,
+            place=into,
             overlap=beside_weights,
         )
         return
-    chunked = _overlaps_tensor_parallel(training, layout)
+    chunked = _overlaps_tensor_parallel(training, layout) and is_beside
     gathered = gathered_activation_dtype(training)
-    gathered_bytes = size * DTYPE_BYTES[gathered] // DTYPE_BYTES[dtype]
-    yield BlockCall(
+    gather = BlockCall(
         when="backward",
         collective="all_gather",
         group=group,
         dtype=gathered,
-        call_bytes=gathered_bytes,
-        piece=out,
-        overlap="chunks" if chunked and out else "none",
+        call_bytes=size * DTYPE_BYTES[gathered] // DTYPE_BYTES[dtype],
+        place=out,
+        is_first=not chunked,
+        overlap="chunks" if chunked else "none",
     )
+    yield gather
     if traits.overlaps_weight_gradient or traits.regathers_inputs:
-        yield BlockCall(
-            when="backward",
-            collective="all_gather",
-            group=group,
-            dtype=gathered,
-            call_bytes=gathered_bytes,
-            piece=into,
-            overlap="inputs" if into else "none",
-        )
-    is_one_matmul = traits.joined_projections or _projections(model, network) == 1
+        hidden: Overlap = "inputs" if is_beside else "none"
+        yield replace(gather, place=into, is_first=not is_beside, overlap=hidden)
+    behind: Overlap = "chunks" if chunked and read_by == 1 else "none"
     yield BlockCall(
         when="backward",
         collective="reduce_scatter",
         group=group,
         dtype=dtype,
         call_bytes=size,
-        piece=into,
-        overlap=beside_weights
-        if beside_weights != "none"
-        else "chunks"
-        if chunked and is_one_matmul and into
-        else "none",
+        place=into,
+        overlap=behind if beside_weights == "none" else beside_weights,
     )
 
 
@@ -331,7 +331,7 @@ def _context_parallel(case: Case) -> Iterator[BlockCall]:
             dtype=dtype,
             call_bytes=size if ring else cp * size,
             count=cp - 1 if ring else 1,
-            piece="attention",
+            place="attention",
             overlap="scores",
             share=later if ring else 1 / cp,
         )
@@ -344,7 +344,7 @@ def _context_parallel(case: Case) -> Iterator[BlockCall]:
         dtype=gradient_dtype,
         call_bytes=gradient_bytes + (size if ring else 0),
         count=cp - 1,
-        piece="attention",
+        place="attention",
         overlap="scores",
         share=later,
     )
@@ -354,6 +354,7 @@ def _context_parallel(case: Case) -> Iterator[BlockCall]:
         group=group,
         dtype=gradient_dtype,
         call_bytes=gradient_bytes,
+        place="attention",
     )
 
 
@@ -385,16 +386,20 @@ def _expert_parallel(case: Case) -> Iterator[BlockCall]:
         placement = group_placement(cluster=case.cluster, ranks=group.ranks, stride=group.stride)
         share = leaving_share(model.experts, nodes=nodes_of(placement))
     is_fp8 = training.precision == "fp8" and training.traits.dispatches_fp8
-    dtypes = ("fp8", dtype) if is_fp8 else (dtype, dtype)
+    sent: tuple[tuple[str, Place], ...] = (
+        ("fp8" if is_fp8 else dtype, "ffn_in"),
+        (dtype, "ffn_out"),
+    )
     for when in (*_passes(layout), "backward"):
-        for each, number in Counter(dtypes).items():
+        for index, (each, place) in enumerate(reversed(sent) if when == "backward" else sent):
             yield BlockCall(
                 when=when,
                 collective="all_to_all",
                 group=group,
                 dtype=each,
                 call_bytes=rows * DTYPE_BYTES[each] // DTYPE_BYTES[dtype],
-                count=number,
+                place=place,
+                is_first=index == 0,
                 leaving_share=share,
             )
 
@@ -415,5 +420,6 @@ def _expert_gradient_calls(case: Case) -> Iterator[BlockCall]:
                 collective="all_reduce",
                 group=tp_group(layout),
                 dtype=dtype,
+                place="ffn_out" if of_outputs else "ffn_in",
                 call_bytes=prod(tensor.local_shape(layout.tp, layout.ep)) * DTYPE_BYTES[dtype],
             )

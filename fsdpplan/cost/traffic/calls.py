@@ -53,30 +53,25 @@ class Calls:
 
 
 Pass = Literal["forward", "recompute", "backward"]
-Piece = Place | Literal[""]
-"""What a collective runs beside: the scores, or the matmuls into and out of attention and of the
-feed-forward network; empty: nothing."""
 Overlap = Literal["none", "chunks", "inputs", "weights", "scores"]
 """How: not at all; matmul and collective cut into a chunk a rank; in whole, beside the matmul that
 makes gradients of inputs, or of weights; step by step beside the scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCall:
+class BlockCall(Calls):
     """Equal calls of one collective in one pass through one block."""
 
-    when: Pass
-    collective: Collective
-    group: Group
-    dtype: str
-    call_bytes: int
     count: int = 1
-    piece: Piece = ""
+    """Calls a pass."""
+    when: Pass
+    place: Place
+    """The stretch of the block whose operators it stands beside."""
+    is_first: bool = False
+    """It is waited for before what that stretch computes in this pass, and not behind it."""
     overlap: Overlap = "none"
     share: float = 1.0
-    """Part of the piece's time that the calls run beside."""
-    leaving_share: float = 1.0
-    """Most of an all-to-all's buffer that leaves a node."""
+    """Part of the time of what it runs beside."""
 
 
 @lru_cache(maxsize=16384)
@@ -180,18 +175,21 @@ def traded_heads_calls(case: Case) -> Iterator[BlockCall]:
     training, layout = case.training, case.layout
     tokens = local_tokens(training=training, layout=layout)
     into, out = traded_widths(case.model, layout)
-    passes: list[tuple[Pass, int]] = [("forward", into), ("forward", out)]
+    passes: list[tuple[Pass, int, bool]] = [("forward", into, True), ("forward", out, False)]
     if layout.activation_checkpointing != "none":
-        passes.append(("recompute", into))
+        passes.append(("recompute", into, True))
     if layout.activation_checkpointing in ("op", "full"):
-        passes.append(("recompute", out))
-    for when, width in (*passes, ("backward", out), ("backward", into)):
+        passes.append(("recompute", out, False))
+    passes += [("backward", out, True), ("backward", into, False)]
+    for when, width, is_first in passes:
         yield BlockCall(
             when=when,
             collective="all_to_all",
             group=cp_group(layout),
             dtype=training.activation_dtype,
             call_bytes=tokens * width * DTYPE_BYTES[training.activation_dtype],
+            place="attention",
+            is_first=is_first,
         )
 
 

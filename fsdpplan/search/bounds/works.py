@@ -16,7 +16,7 @@ from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.overlap.timing import block_times, ends_seconds
 from fsdpplan.cost.step.pipeline import Pair
 from fsdpplan.cost.traffic.block_calls import block_calls
-from fsdpplan.cost.traffic.calls import BlockCall, call_seconds, group_level, group_seconds
+from fsdpplan.cost.traffic.calls import call_seconds, group_level
 from fsdpplan.cost.traffic.rank import tp_pass_calls
 from fsdpplan.search.question import Question
 from fsdpplan.search.variants import overlapped
@@ -169,14 +169,11 @@ class Works:
                     case = self.asked.case(own).of_blocks(views[kind])
                     for call in block_calls(case):
                         level = group_level(self.asked.cluster, call.group)
-                        found[level] = found.get(level, 0.0) + blocks * self._sent_seconds(call)
+                        found[level] = found.get(level, 0.0) + blocks * call_seconds(
+                            call, self.asked.cluster
+                        )
             self.of_links[key] = found
         return self.of_links[key]
-
-    def _sent_seconds(self, call: BlockCall) -> float:
-        cluster, share = self.asked.cluster, call.leaving_share
-        once = group_seconds(cluster, call.group, call.collective, call.call_bytes, share)
-        return call.count * once
 
     def _mix(self, stage: Stage) -> Iterable[tuple[int, int, int]]:
         """(kind, its blocks in the stage, those that keep everything) of each kind."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from fsdpplan.cost.block.operators import block_operators
 from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.overlap.timing import BlockWaiting, block_times, exposed_seconds
 from fsdpplan.cost.traffic.block_calls import block_calls
@@ -103,3 +104,23 @@ def test_dispatch_and_combine_are_waited_for() -> None:
     assert total(waiting(run)) == pytest.approx(sum(seconds(c, run) for c in calls(run)))
     dense = replace(run, model=replace(MIXTURE, experts=None), layout=replace(run.layout, ep=1))
     assert waiting(dense) == BlockWaiting()
+
+
+@given(wide_cases())
+def test_a_collective_stands_beside_an_operator_of_the_block(drawn: Case) -> None:
+    places = {operator.place for operator in block_operators(block_work(drawn))}
+    assert {call.place for call in calls(drawn)} <= places
+
+
+def test_tokens_leave_for_their_experts_before_them_and_come_back_behind() -> None:
+    exchanged = [
+        (call.when, call.place, call.is_first)
+        for call in calls(case(MIXTURE, dp_shard=2, ep=2))
+        if call.collective == "all_to_all"
+    ]
+    assert exchanged == [
+        ("forward", "ffn_in", True),
+        ("forward", "ffn_out", False),
+        ("backward", "ffn_out", True),
+        ("backward", "ffn_in", False),
+    ]

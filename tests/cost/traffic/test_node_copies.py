@@ -60,7 +60,9 @@ def test_an_exchange_over_the_network_is_shorter_by_what_stays() -> None:
     asked = case(
         load_model("deepseek-v3"), dp_shard=64, ep=64, profile="hgx-h800-ndr", seq_len=4096
     )
-    (call,) = [one for one in block_calls(asked) if one.when == "forward"]
+    call, back = [one for one in block_calls(asked) if one.when == "forward"]
+    assert (call.place, back.place) == ("ffn_in", "ffn_out")
+    assert call.call_bytes == back.call_bytes
     placement = group_placement(cluster=cluster, ranks=64, stride=1)
     assert nodes_of(placement) == 8
     given = (cluster, call.group, call.collective, call.call_bytes)
