@@ -52,9 +52,8 @@ def _memory(
     state = rank_state(case, stage)
     sizes = rank_sizes(case, stage, in_flight_blocks=in_flight)
     ledger = "cost/memory/ledger.py; docs/explanation/memory.md"
-    moments = "replica" if layout.sharding != "fsdp" else "fsdp"
-    file = "pipeline_phases" if layout.pp > 1 and moments == "fsdp" else f"{moments}_moments"
-    phases = f"cost/memory/{file}.py; docs/explanation/memory.md"
+    kind = "replica" if layout.sharding != "fsdp" else "pipeline" if layout.pp > 1 else "fsdp"
+    phases = f"cost/memory/{kind}_moments.py; docs/explanation/memory.md"
     peak = f"at the peak, in {memory.peak_phase}"
     adds = adds_in_fp32(training=training, layout=layout)
     held, updated = state.held_parameters, state.optimizer_parameters

@@ -60,7 +60,7 @@ from fsdpplan.cost.memory.ledger import (
     rank_state,
     sums_fp32_gradients,
 )
-from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
+from fsdpplan.cost.memory.pipeline_moments import pipeline_phases
 from fsdpplan.cost.memory.rank_quantities import RankSizes
 from fsdpplan.cost.memory.replica_moments import replica_phases
 from fsdpplan.cost.memory.sizes import rank_sizes

@@ -1,7 +1,7 @@
 """Rank quantities: what one rank's memory phases add up.
 
-`sizes` makes the quantities, `fsdp_moments`, `replica_moments` and `pipeline_phases` the candidates
-for the peak, `peak` takes the highest.
+`sizes` makes the quantities, `fsdp_moments`, `replica_moments` and `pipeline_moments` the
+candidates for the peak, `peak` takes the highest.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from fsdpplan.cost.memory.rank_quantities import RankSizes
 from fsdpplan.cost.model.formats import FP32_BYTES
 from fsdpplan.cost.play.heap import Heap, Moment, Phase
+from fsdpplan.cost.schedule.moments import Moment as RankMoment
 
 
 def replica_phases(s: RankSizes) -> list[Phase]:
@@ -148,7 +149,26 @@ def _others_at_the_embedding(s: RankSizes) -> int:
         (
             s.saved_bytes_by(moment.alive, kept=moment.kept)
             + (moment.kept if s.recomputes else moment.alive) * s.copies_block_bytes
-            for moment in s.moments.embedding
+            for moment in s.moments
+            if moment.kind == "embedding"
         ),
         default=0,
+    )
+
+
+def pipelined_phase(s: RankSizes, moment: RankMoment) -> Phase:
+    """A moment of a pipeline rank: what blocks save of the micro-batches in flight."""
+    temporaries = {
+        "forward": s.block.forward_transient_bytes,
+        "forward of kept": s.kept.forward_transient_bytes,
+        "backward": s.block.backward_peak_bytes,
+        "backward of kept": s.kept.backward_peak_bytes,
+    }
+    return Phase(
+        name="forward" if moment.kind in ("forward", "forward of kept", "loss") else "backward",
+        gradients_bytes=s.resident_gradient_bytes,
+        unsharded_gradients_bytes=s.whole_table_gradient_bytes,
+        activations_bytes=s.saved_bytes_by(moment.alive, kept=moment.kept)
+        + s.message_buffers_bytes,
+        temporaries_bytes=temporaries.get(moment.kind, 0),
     )

@@ -120,6 +120,7 @@ def split_backward_bytes(case: Case, stage: Stage, *, remade_bytes: int) -> int:
     layout = case.layout
     later = [piece.blocks for piece in stage.pieces if not piece.has_embedding]
     most = Moment(
+        "half",
         alive=0,
         graded=0,
         waiting=stage.waiting_blocks,

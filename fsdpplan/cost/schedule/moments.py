@@ -9,11 +9,10 @@ are there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from operator import ge
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, get_args
 
 from fsdpplan.cost.schedule.actions import (
     ACTIVE_STAGES,
@@ -25,10 +24,42 @@ from fsdpplan.cost.schedule.actions import (
     gathered_stages,
 )
 
+Kind = Literal[
+    "forward",
+    "forward of kept",
+    "backward",
+    "backward of kept",
+    "half",
+    "between",
+    "sums",
+    "embedding",
+    "after",
+    "after all losses",
+    "reduction",
+    "root reduction",
+    "loss",
+]
+"""When a moment is.
+
+* `forward`: in a forward pass, its own micro-batch included, at the last block that recomputes;
+  `forward of kept`: at the last block, where that keeps everything though the layout recomputes.
+* `backward`: at the first and at the last of a backward pass's blocks that recompute, that block
+  included: those that keep everything are gone. `backward of kept`: at the first and at the last of
+  these; with them it begins.
+* `half`: at the first and at the last block of the inputs' half of a backward pass, without it.
+* `between`: when such a half is over, and when the weights' half begins; `sums`: when one is over
+  before which a weights' half left the first gradients of its stage: FSDP2 makes sums of them.
+* `embedding`: after the blocks of the first stage's backward pass; `after`: of any backward pass;
+  `after all losses`: of one before which all losses of the step were made.
+* `reduction`: when a stage's gradients are reduced, after its last backward pass; `root reduction`:
+  when those of its blocks are, and those of embedding or head are left.
+* `loss`: in a forward pass of the last stage."""
+
 
 class Moment(NamedTuple):
     """What a rank holds at once."""
 
+    kind: Kind
     alive: int
     """(micro-batch, block) pairs with their activations."""
     graded: int
@@ -65,40 +96,13 @@ class Moment(NamedTuple):
     other stages are messages."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moments:
-    """The moments of a rank's step that may hold most: of two of a kind, the one that holds no less
-    of either is kept."""
+Plain = tuple[Any, ...]
+"""A moment as a plain tuple: there are very many."""
 
-    forward: tuple[Moment, ...]
-    """In a forward pass, its own micro-batch included, at the last block that recomputes."""
-    forward_kept: tuple[Moment, ...]
-    """The same at the last block, where it keeps everything though the layout recomputes."""
-    loss: tuple[Moment, ...]
-    """In that of the last stage; empty on other ranks."""
-    backward: tuple[Moment, ...]
-    """At the first and at the last of a backward pass's blocks that recompute, that block included:
-    those that keep everything are gone."""
-    backward_kept: tuple[Moment, ...]
-    """At the first and at the last of those that keep everything: with them it begins."""
-    halves: tuple[Moment, ...]
-    """At the first and at the last block of the inputs' half of a backward pass, without it."""
-    between: tuple[Moment, ...]
-    """When such a half is over, and when the weights' half begins."""
-    sums: tuple[Moment, ...]
-    """When one is over before which a weights' half left the first gradients of its stage: FSDP2
-    makes sums of them."""
-    embedding: tuple[Moment, ...]
-    """After the blocks of the first stage's backward pass; empty on other ranks."""
-    after: tuple[Moment, ...]
-    """After the blocks of any backward pass."""
-    reduction: tuple[Moment, ...]
-    """When a stage's gradients are reduced, after its last backward pass."""
-    root_reduction: tuple[Moment, ...]
-    """When those of its blocks are, and those of embedding or head are left."""
+Moments = tuple[Moment, ...]
+"""The moments of a rank's step that may hold most, by kind: of two of a kind, the one that holds no
+less of everything is kept."""
 
-
-_Numbers = tuple[int, ...]
 _WHOLE = (0, 0, 0, 0, 0, 0, 0, 0)
 """Of backward passes that are not split."""
 
@@ -107,44 +111,29 @@ def all_at_once(*, alive: int, blocks: int, kept: int = 0) -> Moments:
     """Everything in flight beside all gradients; `kept` of the blocks keep everything, and are
     taken to be as large a part of what is in flight."""
     all_kept = -(-alive * kept // max(1, blocks))
-    most = (Moment(alive, blocks, ends=2, kept=all_kept),)
-    first = (Moment(alive - kept, blocks, ends=2, kept=all_kept - kept),)
-    less = (Moment(alive - blocks, blocks, ends=2, kept=all_kept - kept),)
-    return Moments(
-        forward=first,
-        forward_kept=most if kept else (),
-        loss=most,
-        backward=first,
-        backward_kept=most if kept else (),
-        halves=(),
-        between=(),
-        sums=(),
-        embedding=less,
-        after=less,
-        reduction=(Moment(0, blocks, ends=2),),
-        root_reduction=(Moment(0, 0, ends=2, reduced=blocks),),
+
+    def moment(kind: Kind, less: int = 0, less_kept: int = 0) -> Moment:
+        return Moment(kind, alive - less, blocks, ends=2, kept=all_kept - less_kept)
+
+    own = (moment("forward of kept"), moment("backward of kept")) if kept else ()
+    return (
+        moment("forward", kept, kept),
+        moment("backward", kept, kept),
+        *own,
+        moment("embedding", blocks, kept),
+        moment("after", blocks, kept),
+        Moment("reduction", 0, blocks, ends=2),
+        Moment("root reduction", 0, 0, ends=2, reduced=blocks),
+        moment("loss"),
     )
 
 
-def joined(several: Iterable[Moments]) -> Moments:
-    """The moments of ranks that cannot be told apart."""
-    each = list(several)
-    return Moments(
-        **{
-            field.name: _highest(moment for one in each for moment in getattr(one, field.name))
-            for field in fields(Moments)
-        }
-    )
-
-
-class _Seen(Protocol):
-    """Where moments of one kind go."""
-
-    def add(self, numbers: _Numbers, /) -> None:
-        """One more."""
-
-
-KINDS = tuple(field.name for field in fields(Moments))
+def highest(moments: Iterable[Plain]) -> Moments:
+    """Those that no other one of their kind reaches in all."""
+    by_kind: dict[str, set[Plain]] = {kind: set() for kind in get_args(Kind)}
+    for moment in moments:
+        by_kind[moment[0]].add(moment)
+    return tuple(chain.from_iterable(map(_highest, by_kind.values())))
 
 
 def moments_of_rank(
@@ -153,75 +142,33 @@ def moments_of_rank(
     kept: Sequence[int] = (),
     *,
     resharded_to: int = 0,
-) -> Moments:
-    """The moments of a rank that does `actions`; `weights` are the blocks of all stages of the
-    pipeline, `kept` those of each, the last, that keep everything though the layout recomputes
+) -> Iterator[list[Plain]]:
+    """The moments of each of a rank's actions, in order. `weights` are the blocks of all stages of
+    the pipeline, `kept` those of each, the last, that keep everything though the layout recomputes
     (empty: none). `resharded_to`: of so many blocks a pass that gathers them again has the
     parameters at once; 0: they stay."""
-    found = {kind: set[_Numbers]() for kind in KINDS}
-    for _ in _each_action(actions, weights, kept, found, resharded_to):
-        pass
-    return Moments(**{kind: _highest(moments) for kind, moments in found.items()})
-
-
-def moments_in_turn(
-    actions: Sequence[Action],
-    weights: Sequence[int],
-    kept: Sequence[int] = (),
-    *,
-    resharded_to: int = 0,
-) -> list[Moments]:
-    """The moments of each of a rank's actions, none left out; as in `moments_of_rank`."""
-    found = {kind: _Listed() for kind in KINDS}
-    each: list[Moments] = []
-    for _ in _each_action(actions, weights, kept, found, resharded_to):
-        each.append(Moments(**{kind: tuple(map(Moment._make, own)) for kind, own in found.items()}))
-        for own in found.values():
-            own.clear()
-    return each
-
-
-class _Listed(list[_Numbers]):
-    """A list to which moments are added as to a set."""
-
-    add = list[_Numbers].append
-
-
-def _each_action(
-    actions: Sequence[Action],
-    weights: Sequence[int],
-    kept: Sequence[int],
-    seen: Mapping[str, _Seen],
-    resharded_to: int,
-) -> Iterator[None]:
-    """Go through `actions`, and add the moments of each kind to what `seen` has for it; yields
-    behind each action."""
     last = len(weights) - 1
     graded: set[int] = set()
     fresh: dict[int, int] = {}
     alive, alive_kept, held, waiting, inputs, reduced = 0, 0, 0, 0, 0, 0
-    forward, forward_kept, loss, backward, backward_kept = map(seen.__getitem__, KINDS[:5])
-    halves, between, sums, embedding, after, reduction, root = map(seen.__getitem__, KINDS[5:])
     is_split = any(kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) for _, _, kind in actions)
     left = Counter(stage for stage, _, kind in actions if kind in (BACKWARD, BACKWARD_WEIGHT))
     now_dropped, waiting_head, has_loss, outputs = (0, 0), 0, False, 0
+    seen, begun = list[Plain](), False
+    losses = [at for at, (stage, _, kind) in enumerate(actions) if (stage, kind) == (last, FORWARD)]
+    first_back = next((at for at, one in enumerate(actions) if one[2] != FORWARD), len(actions))
+    after: Kind = "after all losses" if losses and losses[-1] < first_back else "after"
 
-    def now(less: int = 0, less_kept: int = 0, ungraded: int = 0) -> _Numbers:
-        """A `Moment`'s numbers: plain ones, as there are very many of them."""
+    def now(kind: Kind, less: int = 0, less_kept: int = 0, ungraded: int = 0) -> None:
+        """One more moment: its plain numbers, as there are very many of them."""
+        nonlocal seen
         split = _WHOLE
         if is_split:
             split = (waiting, inputs, *_fresh(fresh, graded, last), waiting_head, int(has_loss))
         ends = (0 in graded) + (last in graded and last > 0)
-        kept_alive = alive_kept - less_kept
-        return (
-            alive - less,
-            held - ungraded,
-            *split,
-            ends,
-            reduced,
-            kept_alive,
-            *now_dropped,
-            outputs,
+        here, keeping = alive - less, alive_kept - less_kept
+        seen += (
+            (kind, here, held - ungraded, *split, ends, reduced, keeping, *now_dropped, outputs),
         )
 
     def grade(stage: int, blocks: int) -> None:
@@ -229,7 +176,7 @@ def _each_action(
         graded.add(stage)
         held += blocks
 
-    def half_done(stage: int, blocks: int) -> _Numbers:
+    def half_done(stage: int, blocks: int) -> None:
         """When the inputs' half is through with so many blocks."""
         nonlocal waiting, held
         before = waiting, held, dict(fresh)
@@ -237,13 +184,15 @@ def _each_action(
         if stage in fresh:
             fresh[stage] -= blocks
             held += 0 if stage in graded else blocks
-        seen = now()
+        now("half")
         waiting, held = before[:2]
         fresh.update(before[2])
-        return seen
 
     freed = _freed(actions, weights, resharded_to)
     for (stage, _, kind), absent in zip(actions, freed, strict=False):
+        if begun:
+            yield seen
+        begun, seen = True, []
         now_dropped, at_its_end = absent
         has_loss = has_loss and kind == BACKWARD_WEIGHT
         blocks, keeping = weights[stage], kept[stage] if kept else 0
@@ -251,23 +200,22 @@ def _each_action(
             alive, alive_kept = alive + blocks, alive_kept + keeping
             outputs += stage == 0
             if at_its_end != now_dropped:  # at the first block of those that are still there
-                forward.add(now(max(0, blocks - 1), min(keeping, max(0, blocks - 1))))
+                now("forward", max(0, blocks - 1), min(keeping, max(0, blocks - 1)))
                 now_dropped = at_its_end
-            forward.add(now(keeping, keeping))
+            now("forward", keeping, keeping)
             if keeping:
-                forward_kept.add(now())
+                now("forward of kept")
             if stage == last:
-                loss.add(now())
-            yield
+                now("loss")
             continue
         is_half = kind != BACKWARD and stage > 0  # the first stage has no input to differentiate by
         if kind == BACKWARD_INPUT:
             if is_half:
                 has_loss = stage == last
                 waiting_head += has_loss
-                halves.add(now())
+                now("half")
                 if blocks > 1:  # those that it is through with are as after the half
-                    halves.add(half_done(stage, blocks - 1))
+                    half_done(stage, blocks - 1)
                 is_first = stage in fresh and stage not in graded
                 waiting, inputs = waiting + blocks, inputs + 1
             if stage in fresh:
@@ -275,46 +223,45 @@ def _each_action(
                 if stage not in graded:
                     grade(stage, blocks)
             if is_half:
-                (sums if is_first else between).add(now())
-            yield
+                now("sums" if is_first else "between")
             continue
         if is_half:
-            between.add(now())
+            now("between")
         else:
-            backward.add(now(keeping, keeping))
+            now("backward", keeping, keeping)
             if keeping:
-                backward_kept.add(now())
+                now("backward of kept")
         now_dropped = at_its_end
         if is_half:
             fresh[stage] = blocks
         elif stage not in graded:
             grade(stage, blocks)
-            places = [(max(0, blocks - 1), backward)]
+            places: list[tuple[int, Kind]] = [(max(0, blocks - 1), "backward")]
             if keeping:
-                places += [(keeping, backward), (keeping - 1, backward_kept)]
+                places += [(keeping, "backward"), (keeping - 1, "backward of kept")]
             for done, there in places:  # blocks that the pass is through with have gradients
-                there.add(now(done, min(done, keeping), blocks - done))
+                now(there, done, min(done, keeping), blocks - done)
         if not is_half:  # FSDP2 adds up what halves have left
             fresh.pop(stage, None)
         alive, alive_kept = alive - blocks, alive_kept - keeping
         outputs -= stage == 0
         waiting -= blocks if is_half else 0
         waiting_head -= is_half and stage == last
-        after.add(now())
+        now(after)
         if stage == 0:
-            embedding.add(now())
+            now("embedding")
         left[stage] -= 1
         if not left[stage]:
             if stage in graded:  # FSDP2 adds up what there is before it reduces
                 fresh.pop(stage, None)
-            reduction.add(now())
+            now("reduction")
             held -= blocks if stage in graded else 0
             fresh.pop(stage, None)
             reduced += blocks
             if stage in (0, last):
-                root.add(now())
+                now("root reduction")
             graded.discard(stage)
-        yield
+    yield seen
 
 
 _Dropped = tuple[int, int]
@@ -378,13 +325,12 @@ def _fresh(fresh: dict[int, int], graded: set[int], last: int) -> tuple[int, int
     return sum(fresh.values()), sum(first.values()), int(last in fresh), int(last in first)
 
 
-def _highest(moments: Iterable[tuple[int, ...]]) -> tuple[Moment, ...]:
-    """Those that no other one reaches in all."""
-    distinct = sorted(set(moments), reverse=True)
+def _highest(moments: Iterable[Plain]) -> Iterable[Moment]:
+    distinct = sorted(moments, reverse=True)
     if len(distinct) < 2:
-        return tuple(map(Moment._make, distinct))
+        return map(Moment._make, distinct)
     varying = [n for n, column in enumerate(zip(*distinct, strict=True)) if len(set(column)) > 1]
-    kept: list[tuple[int, ...]] = []
+    kept: list[Plain] = []
     seen: list[list[int]] = []
     for moment in distinct:
         own = [moment[n] for n in varying]
@@ -394,4 +340,4 @@ def _highest(moments: Iterable[tuple[int, ...]]) -> tuple[Moment, ...]:
         else:
             kept.append(moment)
             seen.append(own)
-    return tuple(map(Moment._make, kept))
+    return map(Moment._make, kept)

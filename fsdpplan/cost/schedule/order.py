@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 from fsdpplan.cost.schedule.actions import (
     ACTIVE_STAGES,
@@ -20,7 +20,7 @@ from fsdpplan.cost.schedule.actions import (
     overlapped_pairs,
     rank_stages,
 )
-from fsdpplan.cost.schedule.moments import Moments, moments_of_rank, short_actions
+from fsdpplan.cost.schedule.moments import Moments, highest, moments_of_rank, short_actions
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
 
@@ -152,18 +152,10 @@ def peak_in_flight(
         return ((num_microbatches,) * virtual_stages,) * pp
     if schedule == "1f1b":  # a rank starts as many forwards as stages are left behind it
         return tuple((min(num_microbatches, pp - rank),) for rank in range(pp))
-    return tuple(
-        peak.alive
-        for peak in _peaks(
-            schedule,
-            pp,
-            steady_microbatches(
-                schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
-            ),
-            virtual_stages,
-            stage_weights,
-        )
+    short = steady_microbatches(
+        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
     )
+    return tuple(alive for alive, _ in _peaks(schedule, pp, short, virtual_stages, stage_weights))
 
 
 def peak_weights_pending(
@@ -176,7 +168,7 @@ def peak_weights_pending(
     short = steady_microbatches(
         schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
     )
-    return tuple(peak.pending for peak in _peaks(schedule, pp, short, virtual_stages, ()))
+    return tuple(pending for _, pending in _peaks(schedule, pp, short, virtual_stages, ()))
 
 
 @lru_cache(maxsize=1024)
@@ -226,24 +218,21 @@ def moments_of(
     if schedule in ("gpipe", "looped_bfs", "1f1b"):
         stages = rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
         most = min(num_microbatches, pp - rank) if schedule == "1f1b" else num_microbatches
-        few = short_actions(stages, most=most, several=most < num_microbatches)
-        return moments_of_rank(few, stage_weights, kept_weights, resharded_to=resharded_to)
-    short = steady_microbatches(
-        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
-    )
-    actions = rank_actions(
-        schedule=schedule, pp=pp, num_microbatches=short, virtual_stages=virtual_stages
-    )
-    return moments_of_rank(actions[rank], stage_weights, kept_weights, resharded_to=resharded_to)
+        few: Sequence[Action] = short_actions(stages, most=most, several=most < num_microbatches)
+    else:
+        short = steady_microbatches(
+            schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
+        )
+        few = rank_actions(
+            schedule=schedule, pp=pp, num_microbatches=short, virtual_stages=virtual_stages
+        )[rank]
+    each = moments_of_rank(few, stage_weights, kept_weights, resharded_to=resharded_to)
+    return highest(chain.from_iterable(each))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Peak:
-    """Micro-batches in each stage of a rank when it holds most."""
-
-    alive: tuple[int, ...]
-    pending: tuple[int, ...]
-    """Those of them between the two halves of their backward pass."""
+_Peak = tuple[tuple[int, ...], tuple[int, ...]]
+"""Micro-batches in each stage of a rank when it holds most, and those of them between the two
+halves of their backward pass."""
 
 
 @lru_cache(maxsize=256)
@@ -255,49 +244,36 @@ def _peaks(
     stage_weights: tuple[int, ...],
 ) -> tuple[_Peak, ...]:
     weights = stage_weights or (1,) * (pp * virtual_stages)
-    actions = rank_actions(
-        schedule=schedule,
-        pp=pp,
-        num_microbatches=num_microbatches,
-        virtual_stages=virtual_stages,
-    )
+    shape = {"schedule": schedule, "pp": pp, "virtual_stages": virtual_stages}
     return tuple(
-        _peak_of_rank(
-            todo,
-            rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank),
-            weights,
-        )
-        for rank, todo in enumerate(actions)
+        _peak_of_rank(todo, rank_stages(rank=rank, **shape), weights)  # type: ignore[arg-type]
+        for rank, todo in enumerate(rank_actions(num_microbatches=num_microbatches, **shape))
     )
 
 
 def _peak_of_rank(
-    actions: tuple[Action, ...],
-    stages: tuple[int, ...],
-    weights: tuple[int, ...],
+    actions: Sequence[Action], stages: Sequence[int], weights: Sequence[int]
 ) -> _Peak:
-    place = {stage: position for position, stage in enumerate(stages)}
-    alive, pending = [0] * len(stages), [0] * len(stages)
-    peak, most = (tuple(alive), tuple(pending)), (0, 0)
+    alive, pending = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
+    peak, most = (tuple(alive.values()), tuple(pending.values())), (0, 0)
     held = waiting = 0
     for stage, _, kind in actions:
-        at = place[stage]
         if kind == FORWARD:
-            alive[at] += 1
+            alive[stage] += 1
             held += weights[stage]
         elif kind == BACKWARD_INPUT:
-            pending[at] += 1
+            pending[stage] += 1
             waiting += weights[stage]
         if (held, waiting) > most:
             most = (held, waiting)
-            peak = (tuple(alive), tuple(pending))
+            peak = (tuple(alive.values()), tuple(pending.values()))
         if kind in (BACKWARD, BACKWARD_WEIGHT):
-            alive[at] -= 1
+            alive[stage] -= 1
             held -= weights[stage]
         if kind == BACKWARD_WEIGHT:
-            pending[at] -= 1
+            pending[stage] -= 1
             waiting -= weights[stage]
-    return _Peak(alive=peak[0], pending=peak[1])
+    return peak
 
 
 def steady_microbatches(*, schedule: Schedule, pp: int, num_microbatches: int, rounds: int) -> int:

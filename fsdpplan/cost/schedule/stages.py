@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import floor, isclose
 from typing import TypeVar
 
 from fsdpplan.cost.model.params import kind_places, matmul_parameter_count
 from fsdpplan.cost.model.shards import Stage, blocks_mix
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, rank_stages
-from fsdpplan.cost.schedule.moments import Moments, all_at_once, joined
+from fsdpplan.cost.schedule.moments import Moments, all_at_once, highest
 from fsdpplan.cost.schedule.order import (
     adding_stages,
     moments_of,
@@ -332,7 +332,7 @@ def _stage_moments(
         for rank, (holds, blocks) in enumerate(zip(ranks, in_flight, strict=True))
         if holds == stage and blocks == in_flight_blocks
     ]
-    return joined(same) if same else None
+    return highest(chain.from_iterable(same)) if same else None
 
 
 @lru_cache(maxsize=4096)

@@ -18,14 +18,15 @@ from fsdpplan.cost.memory.activations import mask_bytes
 from fsdpplan.cost.memory.fsdp_moments import fsdp_moments
 from fsdpplan.cost.memory.ledger import StateBytes, rank_state
 from fsdpplan.cost.memory.peak import stage_phases, staging_bytes
-from fsdpplan.cost.memory.pipeline_phases import pipeline_phases
+from fsdpplan.cost.memory.pipeline_moments import moment_phases
 from fsdpplan.cost.memory.rank_quantities import Ends, EndSizes, RankSizes, UnitSizes
-from fsdpplan.cost.memory.replica_moments import replica_moments
+from fsdpplan.cost.memory.replica_moments import pipelined_phase, replica_moments
 from fsdpplan.cost.memory.sizes import rank_sizes
 from fsdpplan.cost.model.formats import formats
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.play.heap import Moment, Phase
-from fsdpplan.cost.schedule.moments import Moments, moments_in_turn
+from fsdpplan.cost.schedule.moments import Moment as RankMoment
+from fsdpplan.cost.schedule.moments import moments_of_rank
 from fsdpplan.cost.schedule.order import rank_actions
 from fsdpplan.cost.schedule.stages import (
     in_flight_blocks,
@@ -302,43 +303,20 @@ def _pipeline(rank: _Rank, actions: Sequence[tuple[float, float]]) -> list[_At]:
         virtual_stages=layout.virtual_stages,
     )[rank.number]
     kept = [one.kept_blocks for one in pipeline_stages(model=case.model, layout=layout)]
-    each = moments_in_turn(
+    each = moments_of_rank(
         todo,
         layout_stage_blocks(model=case.model, layout=layout),
         kept if rank.stage.kept_blocks else (),
         resharded_to=resharded_blocks(layout),
     )
-    is_sharded = layout.sharding == "fsdp"
     line: list[_At] = []
     for (_, micro_batch, _), (start, end), moments in zip(todo, actions, each, strict=True):
-        found = _whole_moments(s, moments)
-        if is_sharded:
-            found = pipeline_phases(replace(s, moments=moments))
+        own = map(RankMoment._make, moments)
+        if layout.sharding == "fsdp":
+            found = [phase for moment in own for phase in moment_phases(s, moment)]
+        else:
+            found = [pipelined_phase(s, moment) for moment in own]
         if micro_batch:  # only first passes gather
             found = [phase for phase in found if not phase.gathers_bytes]
         line += _spread(found, start, end)
     return line
-
-
-def _whole_moments(s: RankSizes, moments: Moments) -> list[Phase]:
-    """The same of a rank with whole parameters: what blocks save of the micro-batches in flight."""
-    passes = (
-        ("forward", moments.forward, s.block.forward_transient_bytes),
-        ("forward", moments.forward_kept, s.kept.forward_transient_bytes),
-        ("backward", moments.backward_kept, s.kept.backward_peak_bytes),
-        ("backward", moments.backward, s.block.backward_peak_bytes),
-        ("backward", moments.between, 0),
-        ("backward", moments.after, 0),
-    )
-    return [
-        Phase(
-            name=name,
-            gradients_bytes=s.resident_gradient_bytes,
-            unsharded_gradients_bytes=s.whole_table_gradient_bytes,
-            activations_bytes=s.saved_bytes_by(moment.alive, kept=moment.kept)
-            + s.message_buffers_bytes,
-            temporaries_bytes=extra,
-        )
-        for name, several, extra in passes
-        for moment in several
-    ]

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import chain
+from typing import Any, get_args
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.schedule.actions import rank_stages
-from fsdpplan.cost.schedule.moments import Moment, Moments, all_at_once, joined
+from fsdpplan.cost.schedule.moments import (
+    Kind,
+    Moment,
+    Moments,
+    all_at_once,
+    highest,
+    moments_of_rank,
+)
 from fsdpplan.cost.schedule.order import (
     SIMULATED_SCHEDULES,
     microbatches_refusal,
     moments_of,
     peak_in_flight,
+    rank_actions,
 )
 from fsdpplan.spec.layout import Schedule
 
@@ -24,6 +33,11 @@ IN_V = ("zbv", "dualpipev")
 def rank_moments(*, pp: int, **shape: Any) -> tuple[Moments, ...]:
     """`moments_of` each rank."""
     return tuple(moments_of(rank, pp=pp, **shape) for rank in range(pp))
+
+
+def of(moments: Moments, *kinds: Kind) -> list[Moment]:
+    """Those of some kinds."""
+    return [moment for moment in moments if moment.kind in kinds]
 
 
 @st.composite
@@ -50,15 +64,15 @@ def test_the_most_in_flight_is_a_moment_and_no_moment_has_more(
     for rank, moments in enumerate(every):
         held = rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual, rank=rank)
         most = sum(count * blocks[stage] for count, stage in zip(alive[rank], held, strict=True))
-        assert max(moment.alive for moment in moments.forward) == most
+        assert max(moment.alive for moment in of(moments, "forward")) == most
         all_blocks = sum(blocks[stage] for stage in held)
-        for moment in (*moments.forward, *moments.backward, *moments.after, *moments.reduction):
-            assert moment.alive <= most
+        assert all(moment.alive <= most for moment in moments)
+        for moment in of(moments, "forward", "backward", "after", "after all losses", "reduction"):
             assert moment.graded + moment.first + moment.reduced <= all_blocks
         # in the end everything is reduced
-        assert max(moment.reduced for moment in moments.reduction) < all_blocks
-        assert bool(moments.loss) == (len(blocks) - 1 in held)
-        assert bool(moments.embedding) == (0 in held)
+        assert max(moment.reduced for moment in of(moments, "reduction")) < all_blocks
+        assert bool(of(moments, "loss")) == (len(blocks) - 1 in held)
+        assert bool(of(moments, "embedding")) == (0 in held)
 
 
 @given(pipelines())
@@ -74,14 +88,16 @@ def test_more_micro_batches_never_hold_less(
     few = rank_moments(schedule=schedule, pp=pp, num_microbatches=number, stage_weights=blocks)
     many = rank_moments(schedule=schedule, pp=pp, num_microbatches=more, stage_weights=blocks)
     for one, other in zip(few, many, strict=True):
-        assert max(m.alive for m in one.forward) <= max(m.alive for m in other.forward)
+        assert max(m.alive for m in of(one, "forward")) <= max(
+            m.alive for m in of(other, "forward")
+        )
 
 
 def test_what_another_moment_reaches_in_all_is_left_out() -> None:
     one, other = all_at_once(alive=4, blocks=2), all_at_once(alive=6, blocks=2)
-    assert joined([one, other]).forward == (Moment(6, 2, ends=2),)
-    apart = joined([all_at_once(alive=6, blocks=1), one])
-    assert set(apart.forward) == {Moment(6, 1, ends=2), Moment(4, 2, ends=2)}
+    assert of(highest([*one, *other]), "forward") == [Moment("forward", 6, 2, ends=2)]
+    apart = of(highest([*all_at_once(alive=6, blocks=1), *one]), "forward")
+    assert set(apart) == {Moment("forward", 6, 1, ends=2), Moment("forward", 4, 2, ends=2)}
 
 
 @given(pipelines(), st.integers(1, 3))
@@ -95,10 +111,10 @@ def test_blocks_that_keep_everything_are_alive_as_in_a_pipeline_of_them_alone(
     alone = rank_moments(**shape, stage_weights=kept)  # type: ignore[arg-type]
     every = rank_moments(**shape, stage_weights=blocks)  # type: ignore[arg-type]
     for one, own, whole in zip(both, alone, every, strict=True):
-        most = (*one.forward, *one.forward_kept)
-        assert max(m.kept for m in most) == max(m.alive for m in own.forward)
-        assert max(m.alive for m in most) == max(m.alive for m in whole.forward)
-        assert all(m.kept <= m.alive for m in (*most, *one.backward, *one.backward_kept))
+        most = of(one, "forward", "forward of kept")
+        assert max(m.kept for m in most) == max(m.alive for m in of(own, "forward"))
+        assert max(m.alive for m in most) == max(m.alive for m in of(whole, "forward"))
+        assert all(m.kept <= m.alive for m in one)
 
 
 @given(pipelines(), st.integers(1, 3))
@@ -116,13 +132,36 @@ def test_when_a_pass_recomputes_what_its_stage_kept_is_gone(
         kept_weights=kept,
     )
     for one, keeping in zip(every, kept, strict=True):
-        assert bool(one.forward_kept) == bool(one.backward_kept) == bool(keeping)
+        assert (
+            bool(of(one, "forward of kept")) == bool(of(one, "backward of kept")) == bool(keeping)
+        )
         if keeping:
-            most = max(moment.kept for moment in one.backward_kept)
-            assert max(moment.kept for moment in one.backward) == most - keeping
+            most = max(moment.kept for moment in of(one, "backward of kept"))
+            assert max(moment.kept for moment in of(one, "backward")) == most - keeping
 
 
 def test_nothing_kept_is_as_all_that_recompute() -> None:
     shape = {"schedule": "1f1b", "pp": 2, "num_microbatches": 4, "stage_weights": (3, 2)}
     plain = rank_moments(**shape)  # type: ignore[arg-type]
     assert rank_moments(**shape, kept_weights=(0, 0)) == plain  # type: ignore[arg-type]
+
+
+@given(pipelines())
+def test_moments_of_the_shortened_list_are_those_of_all_actions(
+    pipeline: tuple[Schedule, int, int, tuple[int, ...]],
+) -> None:
+    """What decides the peak: alive and graded of each kind, over every action of the step."""
+    schedule, pp, number, blocks = pipeline
+    shape = {"schedule": schedule, "pp": pp, "num_microbatches": number}
+    lists = rank_actions(**shape, virtual_stages=len(blocks) // pp)  # type: ignore[arg-type]
+    for todo, moments in zip(lists, rank_moments(**shape, stage_weights=blocks), strict=True):  # type: ignore[arg-type]
+        each = list(moments_of_rank(todo, blocks))
+        assert len(each) == len(todo)
+        whole = highest(chain.from_iterable(each))
+        for name in ("alive", "graded", "reduced"):
+            for kind in get_args(Kind):
+                found, every = of(moments, kind), of(whole, kind)
+                assert bool(found) == bool(every)
+                if found:
+                    one, other = (max(getattr(m, name) for m in ms) for ms in (found, every))
+                    assert one == other, (kind, name)
