@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from fsdpplan.cost.model.shards import Stage, gradient_syncs
 from fsdpplan.cost.network.placement import pp_group
@@ -23,12 +24,34 @@ from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from fsdpplan.spec.plan import Case
 
 
+class Rounds(NamedTuple):
+    """How often a step without a pipeline does what FSDP moves."""
+
+    gathers: int
+    scatters: int
+    reduces: int
+    """All-reduces over copies of shards."""
+    additions: int = 0
+    """By the host."""
+
+
+def rounds(layout: Layout) -> Rounds:
+    """In each micro-batch, and as its policy reduces."""
+    syncs = gradient_syncs(layout)
+    return Rounds(
+        gathers=layout.num_microbatches,
+        scatters=syncs,
+        reduces=syncs if layout.gradient_sync == "every" else 1,
+        additions=host_additions(layout),
+    )
+
+
 def least_fsdp_seconds(
     moves: Moves,
     *,
     ends: Moves,
     cluster: Cluster,
-    layout: Layout,
+    often: Rounds,
     late: float,
     computed: float,
     waiting: float,
@@ -50,14 +73,14 @@ def least_fsdp_seconds(
     C: the compute stream's work; D: what disturbs kernels if all of it is hidden, at a rate of at
     most d; f: what they lose to it. It grows with e, as long as late * f * d < 1.
     """
-    number, syncs = layout.num_microbatches, gradient_syncs(layout)
+    number, syncs, reduces, additions = often
     all_units = moves.total
     first, last = ends.first_gathers, ends.last_reduction
     busy = number * (computed + moves.copied) + syncs * moves.copied_in
     queue = number * (all_units.gather + all_units.regather) + syncs * all_units.reduce_scatter
     exposed = number * first + syncs * last.reduce_scatter + last.all_reduce
     queue = max(queue, number * moves.uploaded)
-    added = host_additions(layout) * all_units.adding
+    added = additions * all_units.adding
     exposed = max(exposed, queue - busy - number * waiting, added)
     busy += gradients
     device = cluster.device
@@ -65,40 +88,37 @@ def least_fsdp_seconds(
     if late * lost < 1:
         of = moves.disturbing
         hidden = number * (of.gather + of.regather) + syncs * of.reduce_scatter
-        hidden += (syncs if layout.gradient_sync == "every" else 1) * of.all_reduce
+        hidden += reduces * of.all_reduce
         busy += min(busy, lost * max(0.0, hidden - exposed))
     return late * busy + exposed + number * waiting
 
 
 def least_communication_seconds(case: Case) -> float:
     """FSDP's gathers and reduce-scatters one after the other, as if nothing were computed, or what
-    comes from the host.
-
-        T >= max(m * (gathers + regathers) + syncs * reduce-scatters, m * uploads)
-
-    They queue on one communicator, so a step takes no less. 0 without FSDP, and in a pipeline,
-    where they are few.
-    """
+    comes from the host. 0 without FSDP, and in a pipeline, where they are few."""
     layout = case.layout
     if layout.sharding != "fsdp" or layout.pp > 1:
         return 0.0
     (stage,) = pipeline_ranks(model=case.model, layout=layout)
-    moves = fsdp_moves(case, stage)
-    gathers = moves.total.gather + moves.total.regather
-    reductions = moves.total.reduce_scatter
-    number = layout.num_microbatches
-    queue = number * gathers + gradient_syncs(layout) * reductions
-    return max(queue, number * moves.uploaded)
+    return queued_seconds(fsdp_moves(case, stage), rounds(layout))
 
 
-def moved_seconds(moves: Moves, layout: Layout) -> dict[str, float]:
+def queued_seconds(moves: Moves, often: Rounds) -> float:
+    """What queues on one communicator, or what comes from the host: a step takes no less.
+
+    T >= max(m * (gathers + regathers) + syncs * reduce-scatters, m * uploads)
+    """
+    total = moves.total
+    queue = often.gathers * (total.gather + total.regather) + often.scatters * total.reduce_scatter
+    return max(queue, often.gathers * moves.uploaded)
+
+
+def moved_seconds(moves: Moves, often: Rounds) -> dict[str, float]:
     """What FSDP sends in a step without a pipeline over each level of the network."""
-    number, syncs = layout.num_microbatches, gradient_syncs(layout)
-    whole = syncs if layout.gradient_sync == "every" else 1
     passing: dict[str, float] = {}
     for level, of in moves.links:
-        seconds = number * (of.gather + of.regather) + syncs * of.reduce_scatter
-        passing[level] = passing.get(level, 0.0) + seconds + whole * of.all_reduce
+        seconds = often.gathers * (of.gather + of.regather) + often.scatters * of.reduce_scatter
+        passing[level] = passing.get(level, 0.0) + seconds + often.reduces * of.all_reduce
     return passing
 
 

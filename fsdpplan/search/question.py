@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import erf, exp, log, pi, sqrt
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.cost.memory.peak import available_bytes
@@ -18,6 +18,9 @@ from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case, Estimate, RankedLayout
 from fsdpplan.spec.programs.words import Vocabulary
 from fsdpplan.spec.training import Training
+
+if TYPE_CHECKING:
+    from fsdpplan.search.space import Space
 
 ObjectiveName = Literal["throughput", "goodput", "cost", "energy", "fewest-gpus", "headroom"]
 """What is to be best (`objective.OBJECTIVES`)."""
@@ -212,6 +215,8 @@ class SearchResult:
     """An illegal layout of the commonest kind: what is wrong with it, and what would be right."""
     explored: tuple[tuple[Layout, Estimate], ...] = field(default=(), repr=False)
     """All layouts whose step was predicted, those too that are not listed."""
+    space: Space = field(repr=False, compare=False)
+    """The layouts that were looked at, for who looks at them again with other memory."""
 
     @property
     def ranked(self) -> tuple[RankedLayout, ...]:

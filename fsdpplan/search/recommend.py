@@ -101,6 +101,7 @@ def recommend(
         nearest_miss=None if found.ranked else _miss(space),
         example=_example(tally),
         explored=tuple(explored),
+        space=space,
     )
 
 
@@ -193,7 +194,7 @@ def near_miss(asked: Question, found: SearchResult) -> NearMiss | None:
         least = SLACK * min(_factor(told) for _, told in found.explored)
         asked = replace(asked, least_factor=least)
     most_seconds = found.fastest_seconds / (1 + NEAR_MISS_GAIN)
-    entry = faster(Space(replace(asked, most_bytes=most_bytes)), most_seconds)
+    entry = faster(found.space.of_bytes(most_bytes, asked), most_seconds)
     if entry is None:
         return None
     gain = found.fastest_seconds / seconds(entry) - 1

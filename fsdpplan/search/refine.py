@@ -207,4 +207,4 @@ class Refining:
         if layout in self.seen:
             return False
         self.seen.add(layout)
-        return self.space.is_below(layout, self.limit) and self.space.fits(layout)
+        return self.space.is_better(layout, self.limit)

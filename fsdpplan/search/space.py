@@ -51,6 +51,15 @@ class Space:
         self.room = Room(self.asked.phases[0][1])
         self.floors = floors_of(self.asked, self.room)
 
+    def of_bytes(self, most_bytes: int, asked: Question) -> Space:
+        """The layouts of `asked`, the same question or one with a learner, if `most_bytes` are
+        planned with: what was computed of them here is kept."""
+        other = Space(replace(asked, most_bytes=most_bytes))
+        other.room = self.room.of_bytes(most_bytes)
+        other.floors = self.floors.in_room(other.room, least_factor=asked.least_factor)
+        other.problems, other.numbers = self.problems, self.numbers
+        return other
+
     def spreads(self) -> Iterator[Degrees]:
         """Every way to spread the ranks that may work."""
         asked = self.asked
@@ -150,6 +159,15 @@ class Space:
         """Whether it may take less, looked at no closer than it must be."""
         return (
             self.is_hopeful(layout, seconds)
+            and self.floors.played(layout) < seconds
+            and self.floor(layout) < seconds
+        )
+
+    def is_better(self, layout: Layout, seconds: float) -> bool:
+        """Whether it fits, and may take less."""
+        return (
+            self.is_hopeful(layout, seconds)
+            and self.fits(layout)
             and self.floors.played(layout) < seconds
             and self.floor(layout) < seconds
         )

@@ -25,7 +25,7 @@ from fsdpplan.search.question import Question
 from fsdpplan.search.rules.legality import first_problem, in_pieces, most_saved_bytes
 from fsdpplan.search.rules.rule import Problem
 from fsdpplan.search.variants import reshards
-from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.layout import ActivationCheckpointing, GradientSync, Layout
 from fsdpplan.spec.values import replace
 
 TOO_LARGE = "does not fit in device memory"
@@ -93,16 +93,38 @@ class Fitting:
 
     def leaves(self, micro_batch: int) -> Iterator[Layout]:
         """Those with a micro-batch that are legal, with the least recomputation; what memory rules
-        out at sight is left out."""
-        asked, modes = self.asked, len(self.asked.modes)
-        for layout in _leaves(asked, self.degrees, micro_batch):
-            broken = first_problem(asked.case(layout))
-            if broken is not None:
-                self.tally.break_rule(broken, modes)
-            elif not self.hopeful_modes(layout):
-                self._reject()
-            else:
-                yield layout
+        out at sight is left out: with it, what keeps no less of parameters and of gradients."""
+        asked, d = self.asked, self.degrees
+        number = _number_of_microbatches(asked, d, micro_batch)
+        ways = schedules(d=d, model=asked.model, num_microbatches=number, pins=asked.pins)
+        policies, syncs = reshards(asked, d), _syncs(asked, d, number)
+        for schedule, virtual_stages in ways:
+            possible = len(syncs)
+            for reshard in policies:
+                self._reject(len(syncs) - possible)
+                for at, sync in enumerate(syncs[:possible]):
+                    layout = layout_of(
+                        d,
+                        micro_batch=micro_batch,
+                        num_microbatches=number,
+                        reshard=reshard,
+                        sync=sync,
+                        schedule=schedule,
+                        virtual_stages=virtual_stages,
+                        compiled=asked.compiled,
+                        pins=asked.pins,
+                        model=asked.model,
+                        training=asked.training,
+                    )
+                    broken = first_problem(asked.case(layout))
+                    if broken is not None:
+                        self.tally.break_rule(broken, len(asked.modes))
+                    elif self.hopeful_modes(layout):
+                        yield layout
+                    else:
+                        self._reject(possible - at)
+                        possible = at
+                        break
 
     def hopeful_modes(self, layout: Layout) -> list[ActivationCheckpointing]:
         """What it may have to recompute in order to fit, growing; empty: it cannot."""
@@ -156,9 +178,10 @@ class Fitting:
             )
         return [pieces] if pieces else []
 
-    def _reject(self) -> None:
-        self.tally.reject(TOO_LARGE, len(self.asked.modes))
-        self.tally.missed(self.degrees)
+    def _reject(self, number: int = 1) -> None:
+        if number:
+            self.tally.reject(TOO_LARGE, number * len(self.asked.modes))
+            self.tally.missed(self.degrees)
 
     def _is_too_large(self, layout: Layout) -> bool:
         """Whether what needs no more did not fit: parameters resharded, a smaller micro-batch."""
@@ -247,7 +270,7 @@ def number_of_layouts(asked: Question, d: Degrees, micro_batch: int) -> int:
     counted."""
     of_rank = _number_of_microbatches(asked, d, micro_batch)
     ways = schedules(d=d, model=asked.model, num_microbatches=of_rank, pins=asked.pins)
-    syncs = sync_policies(d=d, num_microbatches=of_rank, pins=asked.pins)
+    syncs = _syncs(asked, d, of_rank)
     return len(list(ways)) * len(reshards(asked, d)) * len(syncs) * len(asked.modes)
 
 
@@ -255,25 +278,5 @@ def _number_of_microbatches(asked: Question, d: Degrees, micro_batch: int) -> in
     return max(1, asked.training.global_batch // (d.data_parallel * micro_batch))
 
 
-def _leaves(asked: Question, d: Degrees, micro_batch: int) -> Iterator[Layout]:
-    """Layouts without recomputation; of one schedule by growing memory."""
-    number = _number_of_microbatches(asked, d, micro_batch)
-    pins = asked.pins
-    for schedule, virtual_stages in schedules(
-        d=d, model=asked.model, num_microbatches=number, pins=pins
-    ):
-        for reshard in reshards(asked, d):
-            for sync in sync_policies(d=d, num_microbatches=number, pins=pins):
-                yield layout_of(
-                    d,
-                    micro_batch=micro_batch,
-                    num_microbatches=number,
-                    reshard=reshard,
-                    sync=sync,
-                    schedule=schedule,
-                    virtual_stages=virtual_stages,
-                    compiled=asked.compiled,
-                    pins=pins,
-                    model=asked.model,
-                    training=asked.training,
-                )
+def _syncs(asked: Question, d: Degrees, num_microbatches: int) -> tuple[GradientSync, ...]:
+    return sync_policies(d=d, num_microbatches=num_microbatches, pins=asked.pins)

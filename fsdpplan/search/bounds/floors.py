@@ -10,27 +10,35 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
 from math import inf
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from fsdpplan.cost.estimate import slowest_factor
 from fsdpplan.cost.kernels.rates import untiled
 from fsdpplan.cost.least import (
-    least_communication_seconds,
+    Rounds,
     least_fsdp_seconds,
     least_update_seconds,
     least_way_seconds,
     message_seconds,
     moved_seconds,
     played_seconds,
+    queued_seconds,
+    rounds,
 )
 from fsdpplan.cost.model.params import kind_views
-from fsdpplan.cost.model.shards import whole_model
-from fsdpplan.cost.overlap.passes import fsdp_moves
+from fsdpplan.cost.model.shards import Stage, whole_model
+from fsdpplan.cost.overlap.passes import Moves, fsdp_moves
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
+from fsdpplan.cost.schedule.order import round_microbatches
 from fsdpplan.cost.schedule.stages import (
+    balanced_stage_blocks,
+    head_blocks,
     layout_rank_stages,
     most_stages,
     pipeline_stages,
@@ -84,8 +92,8 @@ class Floors:
     """How many times as long as the mean the slowest device computes."""
     updates: dict[tuple[object, ...], float] = field(default_factory=dict)
     """Of the optimizer over the whole model."""
-    moves: dict[tuple[object, ...], float] = field(default_factory=dict)
-    """Of what FSDP moves in a step without a pipeline."""
+    moves: dict[tuple[object, ...], Moves] = field(default_factory=dict)
+    """What FSDP moves in a step without a pipeline, as if what is gathered were kept."""
     families: dict[Degrees, float] = field(default_factory=dict)
     """Of all ways to spread the ranks that compute the same."""
     plains: dict[tuple[Degrees, int], Layout] = field(default_factory=dict)
@@ -102,6 +110,14 @@ class Floors:
         self.late = slowest_factor(
             gpus=cluster.gpus, straggler_fraction=cluster.device.fit.straggler_fraction
         )
+
+    def in_room(self, room: Room, *, least_factor: float) -> Floors:
+        """The same with other room and another least factor: of all that was computed, only what
+        may fit is asked again."""
+        other = copy(self)
+        other.asked = replace(self.asked, least_factor=least_factor)
+        other.room, other.families = room, {}
+        return other
 
     def at_first_sight(self, d: Degrees) -> float:
         """The least of all micro-batches, as if all shards were as small as they can be, and moved
@@ -128,6 +144,31 @@ class Floors:
             batch = self.asked.training.global_batch
             all_at_once = replace(layout, micro_batch=batch, num_microbatches=1)
             work = self.rows.stage(all_at_once, mode, whole_model(self.asked.model))
+            self.sequences[ways] = Work(*(part / batch for part in work))
+        return self.sequences[ways]
+
+    def _block_sequence(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> Work:
+        """The same of a block, of the kind that takes least with one of the modes."""
+        spread = (layout.tp, layout.cp, *layout.expert_ways, layout.sharding)
+        ways = (*spread, layout.data_parallel > 1, *modes, "block")
+        if ways not in self.sequences:
+            batch = self.asked.training.global_batch
+            all_at_once = replace(layout, micro_batch=batch, num_microbatches=1)
+            work = least_work(
+                self.rows.block(all_at_once, mode, kind=kind)
+                for mode in modes
+                for kind in range(len(kind_views(self.asked.model)))
+            )
+            self.sequences[ways] = Work(*(part / batch for part in work))
+        return self.sequences[ways]
+
+    def _head_sequence(self, layout: Layout) -> Work:
+        """The same of the head."""
+        ways = (layout.tp, layout.cp, layout.sharding, layout.data_parallel > 1, "head")
+        if ways not in self.sequences:
+            batch = self.asked.training.global_batch
+            all_at_once = replace(layout, micro_batch=batch, num_microbatches=1)
+            work = self.rows.ends(all_at_once, embedding=False, head=True)
             self.sequences[ways] = Work(*(part / batch for part in work))
         return self.sequences[ways]
 
@@ -198,6 +239,13 @@ class Floors:
         fits."""
         return self._with_moves(layout, self._passing(layout))
 
+    def may_be_below(self, layout: Layout, seconds: float) -> bool:
+        """Whether `at` is below that: first as if nothing were recomputed, and each sequence took
+        no longer than among many."""
+        work, size = self._sequence(layout, "none"), layout.micro_batch
+        passing = layout.num_microbatches * size * self._slowest(work) / layout.pp
+        return self._with_moves(layout, passing) < seconds and self.at(layout) < seconds
+
     def of_changes(self, layout: Layout) -> float:
         """The least of `layout` with its policies, whatever it recomputes that its memory asks for,
         however large its buckets are and into however many pieces its loss is cut. Infinite where
@@ -221,7 +269,7 @@ class Floors:
             whole,
             ends=ends,
             cluster=asked.cluster,
-            layout=layout,
+            often=rounds(layout),
             late=self.late,
             computed=work.computed + again / self.late,
             waiting=work.total - work.computed + self.works.end_calls_seconds(layout, stage),
@@ -259,16 +307,40 @@ class Floors:
         interleaved 1F1B."""
         if not self._is_usual:
             return self.at(layout)
-        return self._with_moves(layout, self._passing_alike(layout))
+        modes = self._usual_modes(layout)
+        if not modes:
+            return inf
+        if layout.pp == 1 and layout.sharding == "fsdp":
+            return self._flat_usual(layout, modes)
+        return self._with_moves(layout, self._passing_alike(layout, modes))
+
+    def _flat_usual(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
+        """Without a pipeline, whichever way FSDP reshards and reduces: as if what is gathered were
+        kept, what is reduced were reduced once, and gradients were added in no time."""
+        moves = self._kept_moves(layout)
+        seldom = Rounds(layout.num_microbatches, scatters=1, reduces=1)
+        work, size = least_work(self._sequence(layout, mode) for mode in modes), layout.micro_batch
+        least = least_fsdp_seconds(
+            moves,
+            ends=moves,
+            cluster=self.asked.cluster,
+            often=seldom,
+            late=self.late,
+            computed=size * work.computed,
+            waiting=size * (work.total - work.computed),
+            gradients=0.0,
+        )
+        least += self._update_seconds(layout)
+        links = self._flat_links_seconds(layout, modes, moved_seconds(moves, seldom))
+        return self.asked.least_factor * max(least, links)
 
     def _with_moves(self, layout: Layout, passing: float) -> float:
         """With what FSDP moves where that takes longer than `passing`, and the optimizer."""
         least, links = passing, 0.0
         if layout.pp == 1 and layout.sharding == "fsdp" and least < inf:
-            seldom = {"reshard_after_forward": "never", "gradient_sync": "last"}
-            widest = replace(layout, wrap_blocks=self.asked.model.layers, **seldom)
-            least = max(least, self._moving_seconds(widest))
-            links = self._links_seconds(widest, ("none",), self.works)
+            moves, seldom = self._least_moves(layout), Rounds(layout.num_microbatches, 1, 1)
+            least = max(least, queued_seconds(moves, seldom))
+            links = self._flat_links_seconds(layout, ("none",), moved_seconds(moves, seldom))
         least += (self._update_seconds(layout) + self._gradient_seconds(layout)) / layout.pp
         return self.asked.least_factor * max(least, links)
 
@@ -286,15 +358,64 @@ class Floors:
         # a backward pass may be split, and the half that others wait for come first
         return least + self._way(layout, work.total) / 2
 
-    def _passing_alike(self, layout: Layout) -> float:
-        """The same where all blocks recompute alike, and backward passes are whole: as if each
-        sequence took no longer than among many."""
-        modes = self._usual_modes(layout)
-        if not modes:
-            return inf
+    def _passing_alike(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
+        """The same where all blocks do alike, as one of `modes` says, and backward passes are
+        whole: as if each sequence took no longer than among many."""
         work, size = least_work(self._sequence(layout, mode) for mode in modes), layout.micro_batch
-        least = layout.num_microbatches * size * self._slowest(work) / layout.pp
-        return least + size * self._way(layout, work.total)
+        sequences = layout.num_microbatches * size / layout.pp
+        least = sequences * self._slowest(work)
+        if layout.pp == 1:
+            return least
+        late = sequences * (self.late - 1) * work.computed
+        return max(
+            least + size * self._way(layout, work.total), late + self._usual_way(layout, modes)
+        )
+
+    def _usual_way(self, layout: Layout, modes: Sequence[ActivationCheckpointing]) -> float:
+        """The least of `least_way_seconds` over the usual schedules, with what the first stage
+        reduces, as if all blocks were of the kind that takes least, nothing were sent, and the head
+        alone were behind them.
+
+        With n blocks on the way and on a rank (`_blocks_in_turn`), and f, b, g and r seconds of a
+        block's passes, gather and reduction:
+
+            T >= n * (f + b) + m * (head, of the last rank) + blocks of the first stage * (g + r)
+
+        Under 1F1B stages are gathered as they compute: max(0, g - f) of each block on the way.
+        """
+        model, number, size = self.asked.model, layout.num_microbatches, layout.micro_batch
+        work = self._block_sequence(layout, modes)
+        block, head = size * work.total, number * size * self._head_sequence(layout).total
+        gather, reduction = self._block_moves(layout)
+        own = self.asked.pins.virtual_stages
+        least = inf
+        for each in (own,) if own else range(1, ACTIVE_STAGES + 1):
+            if each > 1 and layout.pp * each > model.layers:
+                break
+            turns = _blocks_in_turn(
+                layers=model.layers,
+                head_blocks=head_blocks(model),
+                pp=layout.pp,
+                virtual_stages=each,
+                num_microbatches=number,
+            )
+            most, last = turns.most * block, turns.last * block + head
+            if each == 1:
+                last += turns.before_last * max(0.0, gather - size * work.forward)
+            else:
+                most, last = most + turns.first * gather, last + turns.first * gather
+            least = min(least, max(most, last) + turns.first * reduction)
+        return least
+
+    def _block_moves(self, layout: Layout) -> Pair:
+        """(gather, reduction) of a block by FSDP in a pipeline, of the kind that takes least."""
+        model = self.asked.model
+        if model.is_patterned:
+            return 0.0, 0.0
+        kinds = (0, 1) if model.experts and model.dense_blocks else (0,)
+        each = (self.works.moves(layout, replace(_BLOCK, dense_blocks=dense)) for dense in kinds)
+        gathers, reductions = zip(*each, strict=True)
+        return min(gathers), min(reductions)
 
     def _slowest(self, work: Work) -> float:
         """Of the slowest device: it waits no longer for collectives than the others."""
@@ -343,26 +464,36 @@ class Floors:
     ) -> float:
         """What passes one level of the network, one after another: inside blocks, and by FSDP
         without a pipeline. Of the rank that has least of it."""
+        if layout.pp == 1:
+            moved: Passing = {}
+            if layout.sharding == "fsdp":
+                moves = fsdp_moves(self.asked.case(layout), whole_model(self.asked.model))
+                moved = moved_seconds(moves, rounds(layout))
+            return self._flat_links_seconds(layout, modes, moved)
         stages = stage_kinds(model=self.asked.model, layout=layout)
-        each = stages.each(
-            [
-                least_passing(works.passing(layout, mode, stage) for mode in modes)
-                for stage in stages.kinds
-            ]
-        )
-        moved: Passing = {}
-        if layout.pp == 1 and layout.sharding == "fsdp":
-            whole = whole_model(self.asked.model)
-            moved = moved_seconds(fsdp_moves(self.asked.case(layout), whole), layout)
-        number = layout.num_microbatches
-        return min(
+        each = [
+            least_passing(works.passing(layout, mode, stage) for mode in modes)
+            for stage in stages.kinds
+        ]
+        return layout.num_microbatches * min(
             max(
-                number * sum(each[at].get(level.name, 0.0) for at in held)
-                + moved.get(level.name, 0.0)
+                sum(each[stages.places[at]].get(level.name, 0.0) for at in held)
                 for level in self.asked.cluster.levels
             )
             for held in layout_rank_stages(layout)
         )
+
+    def _flat_links_seconds(
+        self, layout: Layout, modes: Sequence[ActivationCheckpointing], moved: Passing
+    ) -> float:
+        """The same without a pipeline, where FSDP sends so much."""
+        whole, number = whole_model(self.asked.model), layout.num_microbatches
+        inside = least_passing(self.works.passing(layout, mode, whole) for mode in modes)
+        each = (
+            number * inside.get(level, 0.0) + moved.get(level, 0.0)
+            for level in inside.keys() | moved.keys()
+        )
+        return max(each, default=0.0)
 
     def _flat(
         self, layout: Layout, modes: Sequence[ActivationCheckpointing], works: Works
@@ -380,7 +511,7 @@ class Floors:
                 moves,
                 ends=moves,
                 cluster=asked.cluster,
-                layout=layout,
+                often=rounds(layout),
                 late=self.late,
                 computed=work.computed,
                 waiting=waiting,
@@ -458,13 +589,20 @@ class Floors:
         smallest = self.plain(d, self.sizes(d)[0])
         return replace(smallest, activation_checkpointing=self.asked.modes[-1])
 
-    def _moving_seconds(self, layout: Layout) -> float:
-        """FSDP's gathers and reduce-scatters one after the other."""
-        ways = (layout.tp, layout.cp, *layout.expert_ways, layout.dp_replicate, layout.dp_shard)
-        policies = (layout.wrap_blocks, layout.reshard_after_forward, layout.gradient_sync)
-        key = (*ways, *policies, layout.sharding, layout.offload, layout.num_microbatches)
+    def _least_moves(self, layout: Layout) -> Moves:
+        """What FSDP moves of layouts that spread their ranks alike, with units as large as can be
+        and what is gathered kept."""
+        return self._kept_moves(layout, wrap_blocks=self.asked.model.layers)
+
+    def _kept_moves(self, layout: Layout, *, wrap_blocks: int = 0) -> Moves:
+        """The same with units as they are, or of so many blocks."""
+        ways = (layout.tp, *layout.expert_ways, layout.cp, layout.dp_replicate, layout.dp_shard)
+        key = (*ways, layout.offload, wrap_blocks or layout.wrap_blocks)
         if key not in self.moves:
-            self.moves[key] = least_communication_seconds(self.asked.case(layout))
+            own = replace(
+                layout, wrap_blocks=wrap_blocks or layout.wrap_blocks, reshard_after_forward="never"
+            )
+            self.moves[key] = fsdp_moves(self.asked.case(own), whole_model(self.asked.model))
         return self.moves[key]
 
     def _update_seconds(self, layout: Layout) -> float:
@@ -507,6 +645,16 @@ class PhasedFloors:
         """Of the first part."""
         return self.parts[0][1]
 
+    def in_room(self, room: Room, *, least_factor: float) -> PhasedFloors:
+        """With other room, of which each part has as much as the first."""
+        most = room.asked.available_bytes
+        rooms = (room, *(part.room.of_bytes(most) for _, part in self.parts[1:]))
+        parts = (
+            (share, part.in_room(own, least_factor=least_factor))
+            for (share, part), own in zip(self.parts, rooms, strict=True)
+        )
+        return PhasedFloors(tuple(parts))
+
     def at_first_sight(self, d: Degrees) -> float:
         """As in Floors, as are all below."""
         return sum(share * part.at_first_sight(d) for share, part in self.parts)
@@ -514,6 +662,10 @@ class PhasedFloors:
     def at(self, layout: Layout) -> float:
         """With its micro-batch."""
         return sum(share * part.at(layout) for share, part in self.parts)
+
+    def may_be_below(self, layout: Layout, seconds: float) -> bool:
+        """By that."""
+        return self.at(layout) < seconds
 
     def of_changes(self, layout: Layout) -> float:
         """Of it and its changes."""
@@ -554,6 +706,49 @@ class PhasedFloors:
     def leanest(self, d: Degrees) -> Layout:
         """What needs least."""
         return self.first.leanest(d)
+
+
+_BLOCK = Stage(blocks=1, has_embedding=False, has_head=False)
+
+
+class _Turns(NamedTuple):
+    """Blocks that a step of a pipeline takes one after another at the least, forward and as many
+    backward."""
+
+    most: int
+    """Of the rank where most."""
+    last: int
+    """Of the last rank."""
+    before_last: int
+    """Before that rank's first stage."""
+    first: int
+    """Of the first stage."""
+
+
+@lru_cache(maxsize=4096)
+def _blocks_in_turn(
+    *, layers: int, head_blocks: float, pp: int, virtual_stages: int, num_microbatches: int
+) -> _Turns:
+    """What `least_way_seconds` counts, of equal blocks and without messages and gathers.
+
+    n = m * blocks of the rank + max over its stages of (blocks before the stage - a round of
+        micro-batches through those of the rank before it)
+    """
+    blocks = balanced_stage_blocks(
+        layers=layers, stages=pp * virtual_stages, head_blocks=head_blocks
+    )
+    schedule: Schedule = "1f1b" if virtual_stages == 1 else "interleaved_1f1b"
+    a_round = round_microbatches(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
+    before = list(accumulate(blocks, initial=0))
+    most = last = 0
+    for rank in range(pp):
+        own = way = 0
+        for stage in range(rank, pp * virtual_stages, pp):
+            way = max(way, before[stage] - a_round * own)
+            own += blocks[stage]
+        last = num_microbatches * own + way
+        most = max(most, last)
+    return _Turns(most=most, last=last, before_last=before[pp - 1], first=blocks[0])
 
 
 def floors_of(asked: Question, room: Room) -> Floors | PhasedFloors:

@@ -144,7 +144,7 @@ def _may_start(promise: Promise, refining: Refining) -> bool:
     """Whether a change of what is promised may be faster than all so far."""
     layout = promise.layout
     if promise.known == Known.SIZE:  # it stands for all policies
-        return refining.space.floors.at(layout) < refining.best
+        return refining.space.floors.may_be_below(layout, refining.best)
     is_whole = layout.pp > 1 and promise.known >= Known.FITS
     return is_whole or refining.is_worthwhile(layout)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from fsdpplan.cost.memory.ledger import rank_state, weight_gradients_of
@@ -46,7 +47,6 @@ from fsdpplan.search.bounds.flight import Flight, flights, graded_when_interleav
 from fsdpplan.search.question import Question
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Case
 from fsdpplan.spec.values import replace
 
 MODES: tuple[ActivationCheckpointing, ...] = ("none", "attention", "op", "full")
@@ -87,6 +87,29 @@ class _Rank(NamedTuple):
     """When nothing may be, and gradients are there."""
 
 
+class _Frame(NamedTuple):
+    """What layouts hold that spread their ranks and keep parameters and gradients alike, whatever
+    their micro-batches are."""
+
+    outside: tuple[int, float]
+    """(bytes outside of the allocator, fragments as a share of what is allocated)."""
+    ranks: tuple[tuple[int, Stage, int, int], ...]
+    """Of each rank that is looked at: (its number, what it has at the least, bytes that are there
+    whatever is recomputed, those of its blocks' gradients in a pipeline)."""
+
+
+_FRAMED = attrgetter(
+    *("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "experts_over_tp", "sharding", "offload"),
+    *("reshard_after_forward", "gradient_sync"),
+)
+"""Of a layout, what decides its frame."""
+
+_OF_BLOCKS = attrgetter(
+    *("tp", "cp", "ep", "experts_over_tp", "micro_batch", "compile", "sharding"),
+)
+"""Of a layout, what decides what a block keeps."""
+
+
 @dataclass(slots=True)
 class Room:
     """What layouts of one question hold; what many share is computed once."""
@@ -98,11 +121,19 @@ class Room:
     """Of a block of one kind."""
     blocks: dict[tuple[object, ...], _Blocks] = field(default_factory=dict)
     held: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
+    frames: dict[tuple[object, ...], _Frame] = field(default_factory=dict)
+    most_bytes: int = field(init=False)
+    """The highest peak that is planned with."""
     stages: dict[tuple[int, int, bool], Stage] = field(default_factory=dict)
     """What a rank of so many holds at the least, with any schedule or with a usual one."""
 
     def __post_init__(self) -> None:
         self.kinds = kind_views(self.asked.model)[::-1]
+        self.most_bytes = self.asked.available_bytes
+
+    def of_bytes(self, most_bytes: int) -> Room:
+        """On devices where so much is planned with: what layouts hold is the same."""
+        return replace(self, asked=replace(self.asked, most_bytes=most_bytes))
 
     def recomputed(self, layout: Layout, *, known: Known = "degrees") -> Recomputed:
         """`none`: 0 where it may be that nothing has to be; empty where nothing helps.
@@ -113,9 +144,11 @@ class Room:
         asked = self.asked
         if asked.pins.stage_blocks is not None:
             return {"none": 0}
-        available = self._available(layout)
+        (outside, fragments), ranks = self._ranks(layout, known)
+        # what may be allocated; whole bytes are rounded as they can be
+        available = 1 + int((self.most_bytes - outside + 1) / (1 + fragments))
         needed: Recomputed = {"none": 0}
-        for rank in self._ranks(layout, known):
+        for rank in ranks:
             if rank.kept > available or rank.at_the_end > available:
                 return {}
             saved, work = self._blocks(layout, rank.stage, known)
@@ -146,65 +179,88 @@ class Room:
 
     def least_bytes(self, layout: Layout) -> int:
         """With whatever recomputation."""
+        (outside, fragments), ranks = self._ranks(layout, "degrees")
         least = max(
             rank.kept
             + rank.flight.alive * min(self._blocks(layout, rank.stage, "degrees").saved.values())
-            for rank in self._ranks(layout, "degrees")
+            for rank in ranks
         )
-        return self._outside(layout) + int(least * (1 + self._fragments(layout)))
+        return outside + int(least * (1 + fragments))
 
-    def _fragments(self, layout: Layout) -> float:
+    def _outside(self, layout: Layout) -> tuple[int, float]:
+        """(bytes outside of the allocator, fragments as a share of what is allocated)."""
         asked = self.asked
-        return fragments_fraction(
-            Case(model=asked.model, cluster=asked.cluster, training=asked.training, layout=layout)
+        outside = outside_allocator_bytes(
+            layout=layout, training=asked.training, fit=asked.cluster.device.fit
         )
+        return outside, fragments_fraction(asked.case(layout))
 
-    def _outside(self, layout: Layout) -> int:
-        return outside_allocator_bytes(
-            layout=layout, training=self.asked.training, fit=self.asked.cluster.device.fit
-        )
+    def _ranks(self, layout: Layout, known: Known) -> tuple[tuple[int, float], list[_Rank]]:
+        """What `_outside` says, and the ranks that are looked at: the first, and one without dense
+        blocks of a mixture."""
+        if layout.pp > 1 and _is_settled(layout, known):
+            return self._outside(layout), self._settled_ranks(layout)
+        outside, ranks = self._frame(layout, known)
+        return outside, [
+            _rank(stage, self._least_flight(layout, stage, rank, known), held, gradients)
+            for rank, stage, held, gradients in ranks
+        ]
 
-    def _available(self, layout: Layout) -> int:
-        """What may be allocated; whole bytes are rounded as they can be."""
-        left = self.asked.available_bytes - self._outside(layout)
-        return 1 + int((left + 1) / (1 + self._fragments(layout)))
+    def _settled_ranks(self, layout: Layout) -> list[_Rank]:
+        stages = pipeline_ranks(model=self.asked.model, layout=layout)
+        full = max(stages, key=lambda stage: stage.blocks - stage.dense_blocks)
+        keeps = layout.virtual_stages <= ACTIVE_STAGES
+        found = []
+        for rank in dict.fromkeys((0, stages.index(full))):
+            stage = stages[rank]
+            held, gradients = self._held(layout, stage, keeps=keeps, is_settled=True)
+            held += self._messages(layout, stage)
+            found += [_rank(stage, one, held, gradients) for one in flights(layout, stage, rank)]
+        return found
 
-    def _ranks(self, layout: Layout, known: Known) -> list[_Rank]:
-        """The ranks that are looked at: the first, and one without dense blocks of a mixture."""
+    def _frame(self, layout: Layout, known: Known) -> _Frame:
+        """Of ranks with the fewest blocks that they may have."""
+        if layout.pp == 1:
+            known = "usual"  # one rank holds all, whatever is known
+        is_usual = known in ("schedule", "usual")
+        most = self.asked.pins.virtual_stages or (1 if is_usual else self.asked.model.layers)
+        is_whole = known in ("settled", "alike")
+        keeps = (layout.virtual_stages if is_whole else most) <= ACTIVE_STAGES
+        key = (is_usual, keeps, layout.num_microbatches == 1, *_FRAMED(layout))
+        if key not in self.frames:
+            self.frames[key] = self._new_frame(layout, is_usual=is_usual, keeps=keeps)
+        return self.frames[key]
+
+    def _new_frame(self, layout: Layout, *, is_usual: bool, keeps: bool) -> _Frame:
         model, pp = self.asked.model, layout.pp
         if pp == 1:
-            return [self._rank(layout, whole_model(model), Flight(0, model.layers, 1, 1))]
-        if _is_settled(layout, known):
-            stages = pipeline_ranks(model=model, layout=layout)
-            full = max(range(pp), key=lambda rank: stages[rank].blocks - stages[rank].dense_blocks)
-            keeps = layout.virtual_stages <= ACTIVE_STAGES
-            return [
-                self._rank(layout, stages[rank], flight, keeps=keeps, is_settled=True)
-                for rank in dict.fromkeys((0, full))
-                for flight in flights(layout, stages[rank], rank)
-            ]
-        dense = model.dense_blocks if model.experts else 0  # each rank before has a block at least
-        dense += pp == most_stages(model.layers)  # but the first, where it has the embedding alone
-        ranks = dict.fromkeys((0, min(dense, pp - 1)))
-        return [self._least_rank(layout, rank, known) for rank in ranks]
+            stages = {0: whole_model(model)}
+        else:
+            # each rank before has a block at least
+            dense = model.dense_blocks if model.experts else 0
+            dense += pp == most_stages(model.layers)  # but the first, with the embedding alone
+            stages = {
+                rank: self._least_stage(pp, rank, is_usual=is_usual)
+                for rank in (0, min(dense, pp - 1))
+            }
+        ranks = (
+            (rank, stage, *self._held(layout, stage, keeps=keeps, is_settled=False))
+            for rank, stage in stages.items()
+        )
+        return _Frame(self._outside(layout), tuple(ranks))
 
-    def _least_rank(self, layout: Layout, rank: int, known: Known) -> _Rank:
-        """A rank with the fewest blocks that it may have."""
+    def _least_flight(self, layout: Layout, stage: Stage, rank: int, known: Known) -> Flight:
         number, pp = layout.num_microbatches, layout.pp
-        is_usual = known in ("schedule", "usual")
-        stage = self._least_stage(pp, rank, is_usual=is_usual)
+        if pp == 1:
+            return Flight(0, stage.blocks, 1, 1)
         graded = 0
         if known == "usual":
             a_round = round_microbatches(
                 schedule="interleaved_1f1b", pp=pp, num_microbatches=number
             )
             graded = graded_when_interleaved(number, a_round)
-        most = self.asked.pins.virtual_stages or (1 if is_usual else self.asked.model.layers)
-        is_whole = known in ("settled", "alike")
-        keeps = (layout.virtual_stages if is_whole else most) <= ACTIVE_STAGES
         rows = min(number, pp - rank)
-        flight = Flight(graded, rows * stage.blocks, rows, 1)
-        return self._rank(layout, stage, flight, keeps=keeps)
+        return Flight(graded, rows * stage.blocks, rows, 1)
 
     def _least_stage(self, pp: int, rank: int, *, is_usual: bool) -> Stage:
         key = (pp, rank, is_usual)
@@ -235,28 +291,6 @@ class Room:
             )
             for number in counts
             if pp * number <= most_stages(model.layers)
-        )
-
-    def _rank(
-        self,
-        layout: Layout,
-        stage: Stage,
-        flight: Flight,
-        *,
-        keeps: bool = True,
-        is_settled: bool = False,
-    ) -> _Rank:
-        held, gradients = self._held(layout, stage, keeps=keeps, is_settled=is_settled)
-        if is_settled:
-            held += self._messages(layout, stage)
-        graded = gradients
-        if flight.graded != 2:
-            graded = gradients * flight.graded_blocks // max(1, stage.blocks)
-        return _Rank(
-            stage=stage,
-            flight=flight,
-            kept=held + graded,
-            at_the_end=held + (gradients if flight.graded else 0),
         )
 
     def _held(
@@ -348,8 +382,7 @@ class Room:
         """Of the blocks of a rank that holds `stage`, or may hold other blocks, where what is known
         leaves that open."""
         is_whole = known in ("settled", "alike") and layout.schedule in _WHOLE_BACKWARD
-        spread = (layout.tp, layout.cp, *layout.expert_ways, layout.micro_batch, layout.compile)
-        key: tuple[object, ...] = (*spread, layout.sharding, layout.pp > 1, known, is_whole)
+        key: tuple[object, ...] = (known, is_whole, layout.pp > 1, *_OF_BLOCKS(layout))
         mix: tuple[int, ...] | None = None
         if len(self.kinds) > 1 and (layout.pp == 1 or is_whole):
             dense = stage.dense_blocks
@@ -410,6 +443,19 @@ class Room:
 def _least(several: Iterable[Bytes]) -> Bytes:
     found = tuple(several)
     return {mode: min(one[mode] for one in found) for mode in MODES}
+
+
+def _rank(stage: Stage, flight: Flight, held: int, gradients: int) -> _Rank:
+    """A rank that holds so much whatever it recomputes, and so much of its blocks' gradients."""
+    graded = gradients
+    if flight.graded != 2:
+        graded = gradients * flight.graded_blocks // max(1, stage.blocks)
+    return _Rank(
+        stage=stage,
+        flight=flight,
+        kept=held + graded,
+        at_the_end=held + (gradients if flight.graded else 0),
+    )
 
 
 _BLOCK = Stage(blocks=1, has_embedding=False, has_head=False)
