@@ -48,10 +48,6 @@ PLAIN = {
 TEXTS: Schema = {"type": "array", "items": TEXT}
 
 
-SINCE = {"Device": ("error",), "DeviceFit": ("attention_backward_ratio",)}
-"""Fields without a default that plans of 0.1.0 lack: `files/plans.py` fills them in."""
-
-
 def shape(kind: Any, defs: dict[str, Schema]) -> Schema:
     """The schema of values of the type `kind`; dataclasses and TypedDicts go to `defs`, each
     once."""
@@ -163,7 +159,6 @@ def dataclass_shape(kind: Any, defs: dict[str, Schema]) -> Schema:
         field.name
         for field in dataclasses.fields(kind)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if field.name not in SINCE.get(kind.__name__, ())
     ]
     summary = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
     return {"type": "object", "description": summary, "properties": properties, "required": needed}

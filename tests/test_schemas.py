@@ -20,7 +20,7 @@ jsonschema = pytest.importorskip("jsonschema")
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND_FILES = ROOT / "fsdpplan" / "cli" / "commands"
 RECORDINGS = ROOT / "tests" / "recordings"
-OLD_PLANS = [RECORDINGS / "plan_0.1.0.json", *sorted((RECORDINGS / "0.1.0/plans").glob("*.json"))]
+OLD_PLANS = sorted((RECORDINGS / "0.2.0/plans").glob("*.json"))
 PINNED = "--hardware dgx-h100 --pp 1 --cp 1 --tp 1 --micro-batch 1 --json"
 TINY = "--layers 2 --hidden 64 --ffn-hidden 128 --heads 2 --kv-heads 2 --vocab 256 --seq-len 64"
 

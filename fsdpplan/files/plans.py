@@ -1,9 +1,7 @@
 """Plans on disk and as JSON: written canonically, read with distrust, also those of earlier
-fsdpplans.
+releases.
 
-A field that has come since has its default, which is what plans before it meant without saying it,
-or what `MEANT` says that they did. Those of the first fsdpplan, which had fitted numbers of another
-meaning, are told by one of them.
+A field that has come since has its default, which is what plans before it meant without saying it.
 """
 
 from __future__ import annotations
@@ -12,81 +10,46 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, fields, is_dataclass
-from math import log
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.table import MAX_INTEGER, parse_json_object, path_text, read_text, short
 from fsdpplan.files.writing import write_text_atomically
-from fsdpplan.spec.cluster import Cluster, DeviceFit, Level, StepError
+from fsdpplan.spec.cluster import Cluster, DeviceFit, Level
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import BrokenRule, Case, Estimate, Plan, RankedLayout
 from fsdpplan.spec.torch_features import torch_need
 from fsdpplan.spec.training import Training
 
-OLD_MARK = "attention_backward_fraction"
-"""Since then a ratio to the forward pass."""
-
 THEN: dict[type, str] = {
-    Layout: "dp_replicate dp_shard cp tp pp ep sharding reshard_after_forward gradient_sync "
-    "wrap_blocks ddp_bucket_bytes micro_batch num_microbatches schedule virtual_stages "
-    "activation_checkpointing sequence_parallel loss_parallel async_tp offload compile",
-    Model: "mlp norm positions max_positions tied_embeddings attention_bias "
-    "attention_output_bias mlp_bias qk_norm rope_theta norm_epsilon",
-    Training: "precision reduce_dtype optimizer tokens runtime headroom_fraction",
-    DeviceFit: "matmul_fill_depth matmul_wave_fraction matmul_start_seconds sustained_fraction",
-    Level: "base_seconds multicast_fraction",
+    Layout: "dp_replicate dp_shard cp tp pp ep experts_over_tp sharding reshard_after_forward "
+    "gradient_sync wrap_blocks ddp_bucket_bytes micro_batch num_microbatches schedule "
+    "virtual_stages stage_blocks activation_checkpointing checkpoint_blocks "
+    "sequence_parallel loss_parallel async_tp offload compile loss_chunks",
+    Model: "mlp norm norm_bias positions max_positions tied_embeddings attention_bias "
+    "attention_output_bias mlp_bias qk_norm qk_norm_width post_norms embedding_norm "
+    "attention_sinks sliding_window full_attention_every experts latent rope_theta "
+    "norm_epsilon",
+    Training: "precision reduce_dtype optimizer tokens runtime torch program fp8_recipe "
+    "fp8_all_gather headroom_fraction fits_fraction",
+    DeviceFit: "lasting_fragments_fraction peak_memory_stack_fraction peak_memory_base_fraction "
+    "matmul_fill_depth matmul_wave_fraction matmul_start_seconds fp8_fraction "
+    "unaligned_fraction native_attention_ratio throttled_fraction throttle_seconds "
+    "sustained_fraction straggler_fraction megatron_pace early_megatron_pace "
+    "other_pace",
+    Level: "base_seconds start_seconds multicast_fraction crowding_exponent low_latency",
 }
-"""Fields that had a default already then, and stood in every plan."""
-
-MEANT: dict[type, dict[str, Any]] = {Training: {"fits_fraction": 0.0}}
-"""What plans without a field meant where that is not its default: nothing was asked of a chance."""
-
-GONE = ("correction",)
-"""Fields that plans of 0.1.0 have and today's have not."""
-
-_NORMAL_80 = 1.2816
+"""Fields with a default that stand in every plan of 0.2.0, the first release: one without them was
+edited."""
 
 
 def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     """`document` with today's fields; the same where it has them, or is no plan at all."""
-    cluster = _table(document, "cluster")
-    device = _table(cluster, "device")
-    fit = _table(device, "fit")
-    if isinstance(fit.get(OLD_MARK), int | float):
-        device = {**device, "fit": _fit(fit), "error": _error(fit)}
-        document = {**document, "cluster": {**cluster, "device": device}}
-    if any(name in cluster for name in GONE):
-        document = {**document, "cluster": _without_correction(document["cluster"])}
     kinds = get_type_hints(Plan)
     filled = {key: _filled(kinds.get(key), value) for key, value in document.items()}
     return filled if "rules" in filled or not filled else {**filled, "rules": []}
-
-
-def _without_correction(cluster: dict[str, Any]) -> dict[str, Any]:
-    """Plans of 0.1.0 said there what past runs had changed in the cluster's numbers, which stand
-    beside it; today runs change the estimate."""
-    return {name: value for name, value in cluster.items() if name not in GONE}
-
-
-def _fit(fit: dict[str, Any]) -> dict[str, Any]:
-    """Today's fitted numbers: the backward rate as a ratio; the band is no part of them."""
-    forward, backward = fit.get("attention_forward_fraction"), fit[OLD_MARK]
-    gone = (OLD_MARK, "step_time_lower_fraction", "step_time_upper_fraction")
-    kept = {name: value for name, value in fit.items() if name not in gone}
-    if isinstance(forward, int | float) and forward > 0:
-        kept["attention_backward_ratio"] = min(1.0, backward / forward)
-    return kept
-
-
-def _error(fit: dict[str, Any]) -> dict[str, float]:
-    """The old band of every step, with no error of the parts."""
-    upper = fit.get("step_time_upper_fraction")
-    known = isinstance(upper, int | float) and upper >= 1
-    zeros = dict.fromkeys((field.name for field in fields(StepError)), 0.0)
-    return {**zeros, "base_fraction": log(float(upper)) / _NORMAL_80 if known else 0.0}  # type: ignore[arg-type]
 
 
 def _filled(kind: Any, value: Any) -> Any:
@@ -108,16 +71,11 @@ def _defaults(kind: Any) -> Iterator[tuple[str, Any]]:
     for field in fields(kind):
         if field.name in THEN.get(kind, "").split():
             continue
-        default = MEANT.get(kind, {}).get(field.name, field.default)
+        default = field.default
         if field.default_factory is not MISSING:
             default = asdict(field.default_factory())
         if default is not MISSING:
             yield field.name, list(default) if isinstance(default, tuple) else default
-
-
-def _table(holder: Any, key: str) -> dict[str, Any]:
-    value = holder.get(key) if isinstance(holder, dict) else None
-    return value if isinstance(value, dict) else {}
 
 
 SCHEMA_VERSION = 1
@@ -237,14 +195,12 @@ def read_plan(path: Path | str) -> Plan:
     return plan_from_json(text, where=path_text(path))
 
 
-def carried_like(plan: Plan, path: Path | str) -> tuple[str, str]:
-    """The texts by which a job of the fsdpplan that wrote the plan in a file may carry `plan`: by
-    parts, or, from an older one, by values. Fields that have come since are left out, so that equal
-    plans keep their digest."""
+def carried_like(plan: Plan, path: Path | str) -> str:
+    """The text by which a job of the fsdpplan that wrote the plan in a file carries `plan`: fields
+    that have come since are left out, so that equal plans keep their digest."""
     text = read_text(Path(path), limit_bytes=LIMIT_BYTES, what="plan")
     written = parse_json_object(text, where=path_text(path))
-    known = _known(json.loads(plan_json(plan)), written)
-    return _by_parts(known), json.dumps(known, indent=1, allow_nan=False) + "\n"
+    return _by_parts(_known(json.loads(plan_json(plan)), written))
 
 
 def _known(value: Any, written: Any) -> Any:
@@ -252,7 +208,7 @@ def _known(value: Any, written: Any) -> Any:
         return {
             key: _known(value[key], written[key]) if key in value else written[key]
             for key in written
-            if key in value or key in GONE
+            if key in value
         }
     if isinstance(value, list) and isinstance(written, list):
         return [_known(one, other) for one, other in zip(value, written, strict=False)]

@@ -1,7 +1,8 @@
 """Plans that are read to be run: what they leave to a rule of the cost model is named in them.
 
-Those of 0.1.0 do not say which blocks each stage of a pipeline has. The trainer and other programs
-have no rule of their own: all that reads a plan reads it here. A new plan is named when it is made.
+Somebody who makes a layout in Python need not say which blocks each stage of a pipeline has. The
+trainer and other programs have no rule of their own: all that reads a plan reads it here. What a
+search finds is named when the plan is made.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def _carried_texts(plan_file: Path) -> tuple[str, ...]:
     fsdpplan that wrote the plan made of it, without what has come since."""
     written = plans.read_plan(plan_file)
     today = plans.carried_json(job_plan(with_stages(written)))
-    return today, *plans.carried_like(job_plan(written), plan_file)
+    return today, plans.carried_like(job_plan(written), plan_file)
 
 
 def _require_pair(measured: Measured, digest: str, plan: Plan, metrics: Path) -> None:

@@ -31,7 +31,7 @@ from tests.ledgers import cluster_of, jobs, row_of
 DEVICE = cluster_of(GPUS).device.name
 ROW = row_of(JOB, cluster_of(GPUS), 1.5)
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = ROOT / "tests" / "recordings" / "0.1.0" / "ledger.sqlite"
+RECORDED = ROOT / "tests" / "recordings" / "ledger_before_tables.sqlite"
 
 WRITER = """
 import sys

@@ -132,43 +132,6 @@ def edited(path: str, value: Any) -> str:
     return json.dumps(document)
 
 
-OLD = Path(__file__).parent.parent / "recordings" / "plan_0.1.0.json"
-"""What the first fsdpplan wrote of `PLAN`."""
-
-
-def test_a_plan_of_the_first_fsdpplan_is_still_read() -> None:
-    plan = read_plan(OLD)
-    training = replace(PLAN.training, fits_fraction=0.0)  # nothing was asked of a chance then
-    assert (plan.model, plan.training, plan.layout) == (PLAN.model, training, PLAN.layout)
-    assert plan.estimate == PLAN.estimate
-    assert plan.layout.stage_blocks == ()
-    fit = plan.cluster.device.fit
-    written = json.loads(OLD.read_text())["cluster"]["device"]["fit"]
-    assert fit.attention_backward_fraction == pytest.approx(written["attention_backward_fraction"])
-    error = plan.cluster.device.error
-    assert error.base_fraction > 0
-    assert plan_from_json(plan_json(plan), where="plan") == plan
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('"dp_shard": 8', '"dp_shard": 7', "ranks"),
-        ('"tp": 1,', "", "layout.tp is missing"),
-        ('"attention_backward_fraction":', '"attention_backwards_fraction":', "attention_backward"),
-        ('"levels": [', '"levels": [7, ', "cluster.levels.0"),
-        ('"time": {', '"time": 7, "times": {', "estimate.time"),
-    ],
-)
-def test_an_old_plan_edited_into_nonsense_is_refused(old: str, new: str, said: str) -> None:
-    text = OLD.read_text()
-    assert old in text
-    with pytest.raises(SpecError) as raised:
-        plan_from_json(text.replace(old, new), where="plan")
-    assert said in str(raised.value)
-    check_one_line(str(raised.value))
-
-
 NEW_FIELDS = replace(
     PLAN,
     model=replace(
@@ -218,15 +181,9 @@ def test_a_job_carries_a_line_for_each_part_of_its_plan(tmp_path: Path) -> None:
     assert [json.loads(f"{{{line.rstrip(',')}}}") for line in lines[1:-1]] == [
         {name: part} for name, part in json.loads(plan_json(PLAN)).items()
     ]
-    # Older ones carried a line for each value: the plan's file may be held against both.
+
     write_plan(PLAN, tmp_path / "plan.json")
-    assert carried_like(PLAN, tmp_path / "plan.json") == (carried, plan_json(PLAN))
-
-
-def test_a_plan_from_before_releases_of_torch_says_none() -> None:
-    document = json.loads(plan_json(PLAN))
-    del document["training"]["torch"], document["torch_needed"]
-    assert plan_from_json(json.dumps(document), where="plan") == PLAN
+    assert carried_like(PLAN, tmp_path / "plan.json") == carried
 
 
 def test_what_a_plan_needs_of_torch_is_written_for_the_trainer_and_derived_again() -> None:

@@ -32,7 +32,7 @@ from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.plan import Interval, Plan, RankedLayout, Terms
 from tests.report.plans import SIZES, plan_of, plan_with, report_of
 
-PLANS = Path(__file__).parents[1] / "recordings" / "0.1.0" / "plans"
+PLANS = Path(__file__).parents[1] / "recordings" / "0.2.0" / "plans"
 RECORDED = ("corrected", "fp8", "mixture", "offload", "pipeline", "reshard", "weak")
 """Plans of an earlier version, which predicted otherwise."""
 

@@ -14,7 +14,7 @@ from fsdpplan.cli.app import exit_code_of
 from tests.cli.small import answer, on_a_machine_without_gpus, words
 
 ROOT = Path(__file__).resolve().parents[3]
-RECORDED = ROOT / "tests" / "recordings" / "0.1.0"
+RECORDED = ROOT / "tests" / "recordings" / "0.2.0"
 HEADER = (
     "source_id,framework,model_name,layers,hidden,ffn_hidden,heads,kv_heads,vocab,gpu,gpus,dtype,"
     "seq_len,zero_stage,micro_batch,global_batch,act_ckpt,compile,step_time_s,date"

@@ -13,7 +13,7 @@ from fsdpplan.cli.app import exit_code_of
 from tests.cli.small import answer, words
 from tests.schemas import obeys
 
-RECORDED = Path(__file__).parents[2] / "recordings" / "0.1.0" / "plans"
+RECORDED = Path(__file__).parents[2] / "recordings" / "0.2.0" / "plans"
 
 
 @pytest.fixture(autouse=True)
