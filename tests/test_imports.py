@@ -134,6 +134,10 @@ WAITS = {
         "cli.resolve.failures": "what failures leave, where that is asked, as what follows",
         "cli.views.failures": "where that is asked",
     },
+    "cli/views/first_screen.py": {
+        "topology.measure.settings": "where this machine has GPUs that were never measured",
+        "validate.calibrate.calibrated": "the same",
+    },
 }
 """Module of the command line -> module of ours that it imports in a function -> why. A command is
 itself imported when it is asked for, so what it needs stands at its top."""

@@ -18,6 +18,9 @@ DEFAULT_HARDWARE = "dgx-h100"
 BY_DEFAULT = "default: "
 """Begins the source of a cluster that nobody named; what follows says why."""
 
+FOUND_HERE = "found on this machine"
+"""Begins the source of a cluster that nobody named."""
+
 
 def why_default(sources: Sequence[tuple[str, str]]) -> str | None:
     """Why the default profile was taken; None where the machines were named or found."""
@@ -135,7 +138,7 @@ def _detected(options: ClusterOptions) -> Resolved[LoadedCluster] | None:
     said = f"the hardware is what was found here: {found} ({_links(loaded)}) (--hardware)"
     return Resolved(
         value=loaded,
-        sources=(("cluster", f"found on this machine: {found}"), *loaded.sources),
+        sources=(("cluster", f"{FOUND_HERE}: {found}"), *loaded.sources),
         assumptions=(
             said,
             *([] if options.gpus else [count]),

@@ -36,6 +36,7 @@ NAMES = {
     "attention_forward_fraction": "attention share",
     "attention_backward_ratio": "backward share",
     "kernel_launch_seconds": "kernel launch",
+    "unaligned_fraction": "unaligned share",
     "host_link_fraction": "host link share",
     "sustained_fraction": "sustained share",
 }

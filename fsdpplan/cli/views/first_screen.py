@@ -8,12 +8,15 @@ was found is in `--json`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, sqrt
 
-from fsdpplan.cli.resolve.inputs import Inputs
+from fsdpplan.cli.resolve.cluster import FOUND_HERE
+from fsdpplan.cli.resolve.inputs import Inputs, case_of
 from fsdpplan.cli.views.answer import other_peaks, phase_steps, time_to_train, trust
 from fsdpplan.cli.views.render import blocks, facts, flowing, rows_with_notes, wrapped
 from fsdpplan.cli.views.screen import RULES_OF_A_PLAN, question_line, warning_lines
-from fsdpplan.cost.band import peak_factor
+from fsdpplan.cost.band import NORMAL_80, peak_factor
+from fsdpplan.search.advice.measurement import calibrated_log_error
 from fsdpplan.search.advice.words import chance_words, compact, describe, settings
 from fsdpplan.search.order import is_expert_parallel, is_hybrid
 from fsdpplan.search.question import NearMiss, SearchResult
@@ -54,7 +57,7 @@ def recommend_screen(
     return blocks(
         question_line(inputs, width),
         _use(inputs, chosen, width),
-        facts(_figures(inputs, chosen.estimate, more), width=width),
+        facts(_figures(inputs, chosen, more), width=width),
         others,
         _alternatives(inputs, result, near, width),
         _worth_running(result, width),
@@ -75,8 +78,9 @@ def _use(inputs: Inputs, chosen: RankedLayout, width: int) -> str:
 
 
 def _figures(
-    inputs: Inputs, estimate: Estimate, more: Sequence[tuple[str, str]]
+    inputs: Inputs, chosen: RankedLayout, more: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str]]:
+    estimate = chosen.estimate
     training = [*time_to_train(inputs, estimate), *more]
     return [
         ("speed", _speed(inputs, estimate)),
@@ -86,7 +90,7 @@ def _figures(
         *training,
         *([("left out", LEFT_OUT)] if training else []),
         ("limit", _limit(estimate)),
-        ("trust", _trust(inputs, estimate)),
+        ("trust", _trust(inputs, chosen)),
     ]
 
 
@@ -126,11 +130,26 @@ def _limit(estimate: Estimate) -> str:
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in named if share >= LEAST_SHARE)
 
 
-def _trust(inputs: Inputs, estimate: Estimate) -> str:
+def _trust(inputs: Inputs, chosen: RankedLayout) -> str:
+    estimate = chosen.estimate
     words = trust(inputs, estimate)
     if estimate.learned is not None or inputs.cluster.device.evidence == "measured":
         return words
-    return f"{words}; a run or fsdpplan calibrate narrows it"
+    if not dict(inputs.sources).get("cluster", "").startswith(FOUND_HERE):
+        return f"{words}; a run or fsdpplan calibrate narrows it"
+    # only where a GPU is here
+    from fsdpplan.topology.measure.settings import DEFAULT_SECONDS
+    from fsdpplan.validate.calibrate.calibrated import measured_error
+
+    step = estimate.step_seconds
+    after = calibrated_log_error(
+        case_of(inputs, chosen.layout), step=step, measured=measured_error()
+    )
+    now = format_percent(sqrt(step.upper / step.lower) - 1)
+    return (
+        f"{words}; never measured: `fsdpplan calibrate` ({DEFAULT_SECONDS:.0f} s) would narrow the "
+        f"band from ±{now} to ±{format_percent(exp(NORMAL_80 * after) - 1)}"
+    )
 
 
 def runners_up(result: SearchResult) -> list[RankedLayout]:

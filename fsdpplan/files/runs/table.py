@@ -54,7 +54,11 @@ class MeasuredRun:
     """Heads of the row of this source with this `hidden` that is nearest in parameters, where
     `heads` is not known."""
     kv_heads: int | None
+    head_dim: int | None
+    """Width of a query head, where the table says it."""
     vocab: int | None
+    tied: bool | None
+    """Embedding and head have one table."""
     seq_len: int | None
     attention_type: str
     """`mha`, `gqa`, `mqa`, `mla`, or empty."""
@@ -65,6 +69,12 @@ class MeasuredRun:
     gpus_per_node: int | None
     network: str
     """The network between nodes in words, such as `4x100 Gb RoCE per node`."""
+    cpu: str
+    """The host's, as the table calls it."""
+    torch: str
+    """Release of PyTorch, such as `2.11`."""
+    allocator: str
+    """`growing` segments or `fixed` ones; empty: as the software sets it."""
     dtype: str
     zero_stage: str
     dp_replicate: int | None
@@ -253,7 +263,9 @@ def _run(row: int, cells: Mapping[str, Cell]) -> MeasuredRun:
         heads=whole("heads"),
         sibling_heads=None,
         kv_heads=whole("kv_heads"),
+        head_dim=whole("head_dim"),
         vocab=whole("vocab"),
+        tied=flag("tied"),
         seq_len=whole("seq_len"),
         attention_type=text("attention_type"),
         moe=text("moe"),
@@ -261,6 +273,9 @@ def _run(row: int, cells: Mapping[str, Cell]) -> MeasuredRun:
         gpus=whole("gpus"),
         gpus_per_node=whole("gpus_per_node"),
         network=text("inter_net_note"),
+        cpu=text("cpu"),
+        torch=text("torch"),
+        allocator=text("allocator"),
         dtype=text("dtype"),
         zero_stage=text("zero_stage"),
         dp_replicate=whole("dp_replicate"),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, log, sqrt
 from typing import Literal
 
 from fsdpplan.cost.band import NORMAL_80, log_error
@@ -23,7 +23,7 @@ from fsdpplan.cost.estimate import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.search.advice.sensitivity import rates_and_constants, with_value
 from fsdpplan.spec.cluster import StepError
-from fsdpplan.spec.plan import Case
+from fsdpplan.spec.plan import Case, Interval
 
 Means = Literal["calibrate", "calibrate between nodes", "run"]
 """What measures it: a calibration of one node, one of several, a run of the plan."""
@@ -117,6 +117,15 @@ def measurements(
     ]
     worth = [one for one in found if one.moves_fraction >= LEAST_MOVE]
     return tuple(sorted(worth, key=lambda one: -one.gain))
+
+
+def calibrated_log_error(case: Case, *, step: Interval, measured: StepError) -> float:
+    """Standard deviation of the log of `step`, the prediction of the case, once its device is
+    calibrated: less what calibrating takes from its square."""
+    now = log(step.upper / step.lower) / (2 * NORMAL_80)
+    found = measurements(case, measured=measured)
+    gain = sum(one.gain for one in found if one.unknown.means == "calibrate")
+    return sqrt(max(0.0, now**2 - gain))
 
 
 def _measurement(case: Case, unknown: Unknown, measured: StepError, seconds: float) -> Measurement:

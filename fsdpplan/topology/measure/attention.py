@@ -24,6 +24,13 @@ GRID = (
     Attention(batch=1, heads=32, kv_heads=8, seq_len=8192, head_dim=128),
 )
 
+LONG = (
+    Attention(batch=1, heads=16, kv_heads=4, seq_len=16384, head_dim=128),
+    Attention(batch=1, heads=8, kv_heads=2, seq_len=32768, head_dim=128),
+    Attention(batch=1, heads=4, kv_heads=1, seq_len=65536, head_dim=128),
+)
+"""On a GPU, of which one is soon done with: what steps of long contexts do most of the time."""
+
 AttentionDtype = Literal["bf16", "fp16", "fp32"]
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
@@ -32,10 +39,11 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 def attention_cells(settings: Settings, device: torch.device) -> Iterator[Cell]:
     """Two coarse shapes, then the plan's or a grid's, in the first format that is not fp8."""
     dtype = _dtype(settings.matmul_dtypes)
+    grid = GRID + (LONG if device.type == "cuda" else ())
     for direction in DIRECTIONS:
         for shape in COARSE:
             yield _cell(shape, dtype, direction, device, is_coarse=True)
-        for shape in sorted(settings.attention or GRID, key=_work):
+        for shape in sorted(settings.attention or grid, key=_work):
             yield _cell(shape, dtype, direction, device)
 
 

@@ -30,6 +30,13 @@ GRID: tuple[Shape, ...] = (
 )
 """Shapes of blocks from 1B to 70B, beside the cubes."""
 
+UNALIGNED: tuple[Shape, ...] = (
+    (8192, 50257, 1280),
+    (8192, 1280, 50257),
+)
+"""Of a head with GPT-2's vocabulary, whose rows begin at no multiple of 16 bytes: its output, and
+the gradient of its input."""
+
 _BYTES: dict[MeasuredDtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 _RESULT_BYTES: dict[MeasuredDtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}
 
@@ -42,7 +49,9 @@ def matmul_cells(settings: Settings, device: torch.device) -> Iterator[Cell]:
         for edge in COARSE_CUBES:
             yield _cell((edge, edge, edge), dtype, device, is_coarse=True)
         others = [(edge, edge, edge) for edge in CUBES]
-        others += settings.shapes or (GRID if dtype == first else ())
+        if dtype == first and not settings.shapes:
+            others += GRID + (UNALIGNED if device.type == "cuda" else ())
+        others += settings.shapes
         for shape in sorted(dict.fromkeys(others), key=_flops):
             yield _cell(shape, dtype, device)
     if device.type == "cuda":

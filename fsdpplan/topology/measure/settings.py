@@ -18,7 +18,7 @@ Shape = tuple[int, int, int]
 
 SMALLEST_BYTES = 2**10
 LARGEST_BYTES = 2**30
-DEFAULT_SECONDS = 90.0
+DEFAULT_SECONDS = 60.0
 DEFAULT_DTYPES: dict[MeasuredDevice, tuple[MeasuredDtype, ...]] = {
     "cuda": ("bf16", "fp8", "fp16", "fp32"),
     "cpu": ("fp32", "bf16"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
 
+from fsdpplan.cost.kernels.rates import ALIGNED_BYTES
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.measurement import (
     MeasuredAttention,
@@ -22,6 +23,7 @@ from fsdpplan.spec.measurement import (
     MeasuredMemory,
     Measurement,
 )
+from fsdpplan.spec.training import DTYPE_BYTES
 from fsdpplan.validate.calibrate.peaks import (
     DeviceNumber,
     Row,
@@ -61,6 +63,8 @@ class DeviceCalibration:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
     matmuls: Sequence[MeasuredMatmul]
+    unaligned: Sequence[MeasuredMatmul]
+    """Products with rows that begin at no multiple of 16 bytes."""
     memory: Sequence[MeasuredMemory]
     attention: Sequence[MeasuredAttention]
     launches: Sequence[MeasuredLaunch]
@@ -72,8 +76,10 @@ def calibrate_device(measurements: Sequence[Measurement], device: Device) -> Dev
     number is that of the rank in the middle."""
     kernels = telling(measurements)
     has_fp8 = device.peak_fp8_flops_per_second is not None
-    matmuls = [row for row in kernels if isinstance(row, MeasuredMatmul)]
+    every = [row for row in kernels if isinstance(row, MeasuredMatmul)]
+    matmuls = [row for row in every if _is_aligned(row)]
     rows = _Rows(
+        unaligned=[row for row in every if not _is_aligned(row)],
         matmuls=[row for row in matmuls if row.dtype != "fp8" or has_fp8],
         memory=[row for row in kernels if isinstance(row, MeasuredMemory)],
         attention=[row for row in kernels if isinstance(row, MeasuredAttention)],
@@ -89,7 +95,17 @@ def calibrate_device(measurements: Sequence[Measurement], device: Device) -> Dev
     else:
         refuse_other_devices(rows.matmuls, rows.memory, device)
     device = _with_numbers(device, numbers)
-    for steps in (_memory, _matmuls, _fp8, _forward, _backward, _launches, _copies, _sustained):
+    for steps in (
+        _memory,
+        _matmuls,
+        _unaligned,
+        _fp8,
+        _forward,
+        _backward,
+        _launches,
+        _copies,
+        _sustained,
+    ):
         found = steps(rows, device)
         numbers |= found
         device = _with_numbers(device, found)
@@ -117,6 +133,30 @@ def _matmuls(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
     trained = [row for row in rows.matmuls if row.dtype in TRAINED_DTYPES]
     large = [row for row in trained if min(row.m, row.n, row.k) >= SMALLEST]
     return _fitted("matmul_fraction", large or trained, device)
+
+
+def _is_aligned(row: MeasuredMatmul) -> bool:
+    """Whether rows of both operands and of the result begin at multiples of 16 bytes."""
+    step = ALIGNED_BYTES // DTYPE_BYTES[row.dtype]
+    return row.k % step == 0 and row.n % step == 0
+
+
+def _unaligned(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
+    """What such products reach of the rate of aligned ones."""
+    aligned = replace(device, fit=replace(device.fit, unaligned_fraction=1.0))
+    shares = [predicted_seconds(row, aligned) / median(row.seconds) for row in rows.unaligned]
+    if not shares or device.kind == "cpu":
+        return {}
+    middle = median(shares)
+    away = [abs(log(share / middle)) for share in shares]
+    number = DeviceNumber(
+        value=min(1.0, rounded(middle)),
+        error_fraction=median(away),
+        spread_fraction=max(away),
+        residual_fraction=median(away),
+        rows=len(shares),
+    )
+    return {"unaligned_fraction": number}
 
 
 def _fp8(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:

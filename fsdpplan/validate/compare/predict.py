@@ -94,7 +94,7 @@ def predict_row(run: MeasuredRun, fits: Fits | None = None) -> Prediction | Skip
 
 def expected_seconds(expressed: Expressed, fits: Fits | None = None) -> float:
     """The step time alone of a row that `predict` can predict, in a third of the time."""
-    cluster = with_fit(load_request(expressed.cluster_request), fits)
+    cluster = _cluster_of(expressed, fits)
     layout = chosen_layout(expressed)
     whole = _seconds(expressed, cluster, layout)
     share = expressed.recomputed_share
@@ -125,6 +125,19 @@ def with_fit(cluster: Cluster, fits: Fits | None) -> Cluster:
     return replace(cluster, device=device, levels=levels)
 
 
+def _cluster_of(expressed: Expressed, fits: Fits | None) -> Cluster:
+    """Where a row ran, with an allocator as the row says it was set."""
+    cluster = with_fit(load_request(expressed.cluster_request), fits)
+    if not expressed.allocator:
+        return cluster
+    fit = cluster.device.fit
+    if expressed.allocator == "fixed":
+        fit = replace(fit, growing_fragmentation_fraction=None)
+    elif fit.growing_fragmentation_fraction is not None:
+        fit = replace(fit, fragmentation_fraction=fit.growing_fragmentation_fraction)
+    return replace(cluster, device=replace(cluster.device, fit=fit))
+
+
 def predict(
     expressed: Expressed, fits: Fits | None = None, *, cluster: Cluster | None = None
 ) -> Prediction | Skipped:
@@ -133,7 +146,7 @@ def predict(
     `cluster` is where it ran, in place of what the profiles make of its words.
     """
     try:
-        cluster = cluster or with_fit(load_request(expressed.cluster_request), fits)
+        cluster = cluster or _cluster_of(expressed, fits)
         layout = chosen_layout(expressed)
         price = _price(expressed, cluster, layout)
         unknown = unknown_log_error(expressed)
@@ -185,7 +198,7 @@ def predicted_memory(run: MeasuredRun, fits: Fits | None = None) -> MemoryBreakd
     if isinstance(expressed, Skipped):
         return expressed
     try:
-        cluster = with_fit(load_request(expressed.cluster_request), fits)
+        cluster = _cluster_of(expressed, fits)
         layout = chosen_layout(expressed)
         whole = _memory(expressed, cluster, layout)
         share = expressed.recomputed_share

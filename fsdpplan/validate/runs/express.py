@@ -34,6 +34,8 @@ class Expressed:
     """What the row leaves open, and what else it could be."""
     recomputed_share: float | None
     """Share of the blocks that the layouts' recomputation applies to; None: all of them."""
+    allocator: str
+    """How the allocator's segments were set, as in `MeasuredRun`."""
     assumptions: tuple[str, ...]
     """Sentences on what the row does not say and what is taken instead."""
 
@@ -89,5 +91,6 @@ def _expressed(run: MeasuredRun) -> Expressed:
         layouts=layouts,
         unknown=unknowns(run, software=software, profile=request.profile),
         recomputed_share=checkpointing.recomputed_share,
+        allocator=run.allocator,
         assumptions=assumptions,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fsdpplan.files.runs.table import MeasuredRun
 from fsdpplan.spec.runtime import RuntimeName, runtime_named
-from fsdpplan.spec.training import Fp8Recipe, Precision, ReduceDtype, Training
+from fsdpplan.spec.training import Fp8Recipe, Precision, ReduceDtype, Training, torch_release
 from fsdpplan.validate.runs.runtimes import Software
 from fsdpplan.validate.runs.skipped import NotExpressed
 
@@ -69,6 +69,7 @@ def training_of(
         runtime=formats.runtime,
         fp8_recipe=formats.fp8_recipe,
         fp8_all_gather=formats.fp8_all_gather,
+        torch=str(torch_release(run.torch)) if run.torch else None,
         headroom_fraction=0.0,  # what ran, ran with none
         fits_fraction=0.0,  # and with whatever chance it had
     )

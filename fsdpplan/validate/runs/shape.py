@@ -39,6 +39,8 @@ def catalogue_model(run: MeasuredRun, *, seq_len: int) -> Model | None:
         (run.layers, run.hidden, run.heads) == (model.layers, model.hidden, model.heads)
         and run.kv_heads in (None, model.kv_heads)
         and run.vocab in (None, model.vocab)
+        and run.head_dim in (None, model.head_dim)
+        and run.tied in (None, model.tied_embeddings)
         and run.ffn_hidden in (None, model.ffn_hidden, expert_width)
         and _same_mixture(run, model)
         and (run.parameters is None or abs(run.parameters / parameter_count(model) - 1) < NEAR)
@@ -184,7 +186,7 @@ def model_of(run: MeasuredRun) -> Expressed:
         ffn_hidden=_ffn_hidden(run, style, hidden, said),
         heads=heads,
         kv_heads=_kv_heads(run, heads, said),
-        head_dim=DEEPSEEK_HEAD_DIM if latent else hidden // heads,
+        head_dim=run.head_dim or (DEEPSEEK_HEAD_DIM if latent else hidden // heads),
         latent=latent,
         vocab=vocab,
         mlp=style.mlp,
@@ -281,7 +283,7 @@ def _heads(run: MeasuredRun, hidden: int, said: list[str]) -> int:
             raise NotExpressed("heads is not given", f"none fits tp {run.tp}, hidden {hidden}")
         heads = near[0]
         said.append(f"{heads} heads of {hidden // heads}")
-    if hidden % heads and run.attention_type != "mla":
+    if hidden % heads and run.attention_type != "mla" and run.head_dim is None:
         raise NotExpressed("heads do not divide hidden", f"{heads} heads, hidden {hidden}")
     return heads
 
@@ -324,7 +326,9 @@ def _with_layers(run: MeasuredRun, model: Model, said: list[str]) -> Model:
 
 
 def _with_tying(run: MeasuredRun, model: Model, said: list[str]) -> Model:
-    """Tied or not, whichever is nearer to the count of parameters."""
+    """Tied or not, as the table says, else whichever is nearer to the count of parameters."""
+    if run.tied is not None:
+        return replace(model, tied_embeddings=run.tied)
     if run.parameters is not None and run.layers is not None:
         sizes = {
             tied: parameter_count(replace(model, tied_embeddings=tied)) for tied in (True, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,22 @@ def test_a_machine_with_gpus_is_planned_for_as_found(this_is: Any) -> None:
         "(--hardware)",
         "8 GPUs: those of this machine (--gpus)",
     )
+
+
+def test_a_machine_that_was_never_measured_is_told_what_that_would_bring(
+    this_is: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    this_is(recorded("dgx-h100"))
+    asked = "recommend --model llama-3.2-1b --global-batch 64 --no-ledger --dp-shard 8 --pp 1"
+    assert exit_code_of(words(asked)) == 0
+    flat = " ".join(capsys.readouterr().out.split())
+    told = re.search(
+        r"never measured: `fsdpplan calibrate` \(60 s\) would narrow the band from ±([\d.]+) ?% to "
+        r"±([\d.]+) ?%",
+        flat,
+    )
+    assert told is not None
+    assert float(told[2]) < float(told[1])
 
 
 def test_more_gpus_than_are_here_are_more_nodes_of_the_same_kind(this_is: Any) -> None:

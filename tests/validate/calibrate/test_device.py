@@ -18,8 +18,9 @@ from fsdpplan.spec.measurement import (
     MeasuredMemory,
     Measurement,
 )
+from fsdpplan.topology.measure.compute import UNALIGNED
 from fsdpplan.validate.calibrate.device import calibrate_device
-from fsdpplan.validate.compare.measured_kernels import is_long, usable
+from fsdpplan.validate.compare.measured_kernels import is_long, predicted_seconds, usable
 from tests.cost.clusters import cluster
 from tests.validate.artificial import Clock, Faults, device_rows, machine_of
 from tests.validate.links import clocks
@@ -73,6 +74,21 @@ def test_what_was_not_timed_stays() -> None:
     assert set(found.numbers) == {"matmul_fraction", "fp8_fraction"}
     assert found.device.fit.memory_fraction == device.fit.memory_fraction
     assert calibrate_device([], device).device == device
+
+
+@given(share=st.floats(0.15, 0.95))
+@settings(max_examples=10, deadline=None)
+def test_products_with_unaligned_rows_tell_their_own_share(share: float) -> None:
+    device = cluster(gpus=8).device
+    rows = [row for row in device_rows(on(device)) if isinstance(row, MeasuredMatmul)]
+    without = calibrate_device(rows, device)
+    fresh = replace(device, fit=replace(device.fit, unaligned_fraction=1.0))
+    for m, n, k in UNALIGNED:
+        odd = MeasuredMatmul(rank=0, m=m, n=n, k=k, dtype="bf16", seconds=())
+        rows.append(replace(odd, seconds=(predicted_seconds(odd, fresh) / share,) * 5))
+    found = calibrate_device(rows, device)
+    assert found.device.fit.unaligned_fraction == pytest.approx(share, rel=0.1)
+    assert found.numbers["matmul_fraction"] == without.numbers["matmul_fraction"]
 
 
 def test_a_slow_rank_shows_as_spread_and_does_not_bend_the_number() -> None:

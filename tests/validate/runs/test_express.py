@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fsdpplan.cost.memory.ledger import is_without_ddp
@@ -671,3 +673,38 @@ def test_each_blank_widens_the_band() -> None:
         widths = [one.step_seconds.upper / one.step_seconds.expected for one in (known, row)]
         assert row.unknown_log_error > 0
         assert widths[1] > widths[0]
+
+
+OWN = LLAMA_8B | {
+    "framework": "fsdpplan (FSDP2)",
+    "model_name": "of our own",
+    "params_b": "",
+    "layers": "6",
+    "hidden": "2560",
+    "heads": "8",
+    "kv_heads": "4",
+    "seq_len": "1024",
+    "gpus": "1",
+    "gpus_per_node": "1",
+    "dp_shard": "1",
+    "global_batch": "1",
+}
+"""One GPU; a head's width is not that of the stream over the heads."""
+
+
+def test_columns_that_are_optional_say_what_else_is_taken() -> None:
+    plain = expressed(OWN)
+    said = expressed(OWN, head_dim="256", tied="y", torch="2.11", allocator="fixed")
+    assert (plain.model.head_dim, plain.model.tied_embeddings) == (320, False)
+    assert (said.model.head_dim, said.model.tied_embeddings) == (256, True)
+    assert said.training.torch == "2.11"
+    assert [one.sharding for one in said.layouts] == ["fsdp"]
+    assert replace(said.training, torch=plain.training.torch) == plain.training
+
+
+def test_an_allocator_of_fixed_segments_reserves_more() -> None:
+    grows, fixed = (predict(expressed(OWN, allocator=name)) for name in ("growing", "fixed"))
+    assert isinstance(grows, Prediction)
+    assert isinstance(fixed, Prediction)
+    assert grows.memory.peak_allocated_bytes == fixed.memory.peak_allocated_bytes
+    assert grows.memory.peak_reserved_bytes < fixed.memory.peak_reserved_bytes
