@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 
 from fsdpplan.cost.block.branch import weight_gradient_bytes
+from fsdpplan.cost.block.operators import block_operators, on_device
+from fsdpplan.cost.block.sizes import block_sizes, latent_sizes
+from fsdpplan.cost.block.work import BlockWork, block_work
 from fsdpplan.cost.kernels.head import head_sizes
 from fsdpplan.cost.model.formats import FP32_BYTES, formats, has_lean_pipelines, local_tokens
-from fsdpplan.cost.model.params import ParameterTensor, block_tensors, kind_views
+from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import Stage, stage_elements
 from fsdpplan.cost.schedule.moments import Moment
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
-from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 
 ALL_SPLIT_SCHEDULES: tuple[Schedule, ...] = ("interleaved_zero_bubble", "zbv")
@@ -88,9 +89,7 @@ def split_backward(case: Case, stage: Stage, *, remade_bytes: int) -> SplitBackw
     tokens = local_tokens(training=training, layout=layout)
     residual_tokens = -(-tokens // layout.tp) if layout.sequence_parallel else tokens
     largest = kind_views(model)[-1]
-    output = output_gradient_elements(
-        model=largest, tokens=tokens, residual_tokens=residual_tokens, tp=layout.tp
-    )
+    output = output_gradient_bytes(on_device(block_work(case.of_blocks(largest))))
     blocks = replace(stage, has_embedding=False, has_head=False, parts=())
     elements = stage_elements(model=model, stage=blocks, tp=layout.tp) // max(1, stage.blocks)
     made = weight_gradient_bytes(
@@ -106,7 +105,7 @@ def split_backward(case: Case, stage: Stage, *, remade_bytes: int) -> SplitBackw
     return SplitBackward(
         waiting_head_bytes=waiting_head,
         loss_bytes=loss,
-        waiting_block_bytes=output * of.computed + remade_bytes,
+        waiting_block_bytes=output + remade_bytes,
         input_bytes=residual_tokens * model.hidden * of.residual,
         fresh_block_bytes=elements * of.gathered,
         summed_matrix_bytes=0 if sums_as_made else made.get("up") or made.get("down", 0),
@@ -132,32 +131,16 @@ def split_backward_bytes(case: Case, stage: Stage, *, remade_bytes: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def output_gradient_elements(*, model: Model, tokens: int, residual_tokens: int, tp: int) -> int:
-    """Elements of the gradients of all layers' outputs in one block: of matrices and of norms."""
-    active = model.experts.active if model.experts else 0
-    elements = 0
-    for tensor in block_tensors(model):
-        if tensor.name.endswith(".bias"):
-            continue  # of the same output
-        shape = tensor.local_shape(tp)
-        if tensor.is_expert:
-            elements += active * tokens * shape[-2] if len(shape) == 3 else 0
-        elif tensor.is_matrix:
-            elements += tokens * shape[0]
-        elif "norm" in tensor.name:
-            elements += _normed_elements(model, tensor, tokens, residual_tokens, tp)
-    return elements
-
-
-def _normed_elements(
-    model: Model, tensor: ParameterTensor, tokens: int, residual_tokens: int, tp: int
-) -> int:
-    """What a norm returns: those before and behind a branch see the residual stream, the others
-    all tokens, heads or latents."""
-    name = tensor.name.removesuffix(".weight")
-    if name not in ("q_norm", "k_norm", "kv_norm"):
-        return residual_tokens * model.hidden
-    if model.latent or model.qk_norm_width != "head":
-        return tokens * prod(tensor.local_shape(tp))
-    heads = model.heads if name == "q_norm" else model.kv_heads
-    return tokens * -(-heads // tp) * model.head_dim
+def output_gradient_bytes(work: BlockWork) -> int:
+    """The gradients of all layers' outputs in one block: of matrices and of norms, which return the
+    residual stream before and behind a branch, and else all tokens' heads or latents."""
+    operators, heads = block_operators(work), block_sizes(work).heads
+    products = [each.product for each in operators if each.product]
+    elements = sum(round(product.rows) * product.n for product in products)
+    norms = sum(each.name.endswith("_norm") for each in operators)
+    elements += norms * work.residual_tokens * work.model.hidden
+    latents = latent_sizes(work, heads)
+    of_heads = heads.query + heads.key if work.model.qk_norm else 0
+    if work.model.mixer in "DM":
+        of_heads = heads.value
+    return elements * work.element_bytes + of_heads + latents.query + latents.key_value_normed

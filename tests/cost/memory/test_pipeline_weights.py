@@ -9,16 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.memory.weight_gradients import output_gradient_elements, split_backward_bytes
+from fsdpplan.cost.memory.weight_gradients import output_gradient_bytes, split_backward_bytes
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.order import peak_in_flight, peak_weights_pending
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.search.rules.legality import legal_layout_problem
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
+from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 from tests.cost.clusters import cluster
+from tests.cost.works import work
 
 LLAMA_8B = load_model("llama-3.1-8b")
 BASE = Layout(
@@ -56,19 +58,31 @@ def test_halves_keep_gradients_of_outputs(schedule: Schedule) -> None:
     assert all(less < more for less, more in zip(_held(split), _held(layout), strict=True))
 
 
+def outputs(model: Model, *, tokens: int = 10, **changes: object) -> int:
+    """Elements of the gradients of all outputs of a block in bf16."""
+    block = work(model, tokens=tokens, seq_len=tokens, compiled=False, **changes)
+    return output_gradient_bytes(block) // 2
+
+
 def test_output_gradients_of_a_block_by_hand() -> None:
     """8B: four of width hidden (two norms, two projections), query, key, value, gate and up."""
-    elements = output_gradient_elements(model=LLAMA_8B, tokens=10, residual_tokens=10, tp=1)
-    assert elements == 10 * (4 * 4096 + 4096 + 2 * 1024 + 2 * 14336)
+    assert outputs(LLAMA_8B) == 10 * (4 * 4096 + 4096 + 2 * 1024 + 2 * 14336)
 
 
 def test_outputs_of_norms_by_hand() -> None:
     """A bias has no output of its own; norms of queries and keys see every head."""
-    gpt2, qwen3 = load_model("gpt2"), load_model("qwen3-4b")
-    elements = output_gradient_elements(model=gpt2, tokens=10, residual_tokens=10, tp=1)
-    assert elements == 10 * (4 * 768 + 3 * 768 + 4 * 768)
-    elements = output_gradient_elements(model=qwen3, tokens=10, residual_tokens=10, tp=1)
-    assert elements == 10 * (4 * 2560 + 2 * 4096 + 3 * 1024 + 2 * 9728)
+    assert outputs(load_model("gpt2")) == 10 * (4 * 768 + 3 * 768 + 4 * 768)
+    qwen3 = load_model("qwen3-4b")
+    assert outputs(qwen3) == 10 * (4 * 2560 + 2 * 4096 + 3 * 1024 + 2 * 9728)
+
+
+def test_a_rank_with_whole_experts_has_outputs_of_its_own_rows() -> None:
+    mixtral, tokens = load_model("mixtral-8x7b"), 64
+    split, whole = (
+        outputs(mixtral, tokens=tokens, tp=4, ep=2, experts_over_tp=over) for over in (False, True)
+    )
+    # a token's rows come back to one of the ranks, not to each of them in part
+    assert split - whole == tokens * 2 * mixtral.hidden * 3 // 4
 
 
 @given(st.sampled_from(sorted(SPLIT_BACKWARD_SCHEDULES)), st.integers(2, 6), st.integers(2, 6))
