@@ -169,7 +169,7 @@ def cli_page() -> str:
         names = list(SUMMARIES)
         sections = [f"```text\n{top.rstrip()}\n```\n"]
         for name in names:
-            text = shell(f"fsdpplan {name} --help", Path(folder)).stdout.rstrip()
+            text = shell(f"fsdpplan {name} --help-all", Path(folder)).stdout.rstrip()
             sections.append(f"## {name}\n\n```text\n{text}\n```\n")
     return "\n".join([CLI_HEAD, *sections])
 

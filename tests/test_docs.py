@@ -247,7 +247,7 @@ def test_commands_and_flags_named_in_the_text_exist(path: Path) -> None:
         if re.fullmatch(r"[a-z-]+", words[0]) and not words[0].startswith("-"):
             assert words[0] in known, f"`{code}`: no such command"
         for word in words:
-            if word.startswith("--") and word not in ("--help", "--version"):
+            if word.startswith("--") and word not in ("--help", "--help-all", "--version"):
                 assert word.split("=")[0] in flags, f"`{code}`: no such flag"
 
 

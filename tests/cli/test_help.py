@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from fsdpplan.cli.app import exit_code_of
 from fsdpplan.cli.commands import SECTIONS, SUMMARIES, Commands
+from fsdpplan.cli.options.everyday import EVERYDAY
 from fsdpplan.cli.options.examples import EXAMPLES, example_lines
 from fsdpplan.cli.options.expand import GroupedCommand, expanded
 from fsdpplan.cli.views.render import PROSE_COLUMNS
@@ -119,6 +120,34 @@ def test_help_fits_the_terminal(
         assert " ".join(["fsdpplan", *shlex.split(typed)]) in [
             " ".join(shlex.split(line)) for line in pasted.splitlines() if "fsdpplan " in line
         ]
+
+
+def test_help_of_many_options_shows_those_that_most_people_need(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def page(*words: str) -> str:
+        assert exit_code_of(words) == 0
+        return capsys.readouterr().out
+
+    for name in ("recommend", "estimate", "emit-launch", "run"):
+        short, whole = page(name, "--help"), page(name, "--help-all")
+        assert f"more options: fsdpplan {name} --help-all" in short
+        assert "--help-all" not in whole
+        flags = [line.split()[0] for line in short.splitlines() if line.startswith("  --")]
+        assert flags == [flag for flag in flags if f"  {flag}" in whole]
+        assert len(flags) < whole.count("\n  --") / 2
+    # what has few shows all
+    assert page("status", "--help") == page("status", "--help-all")
+
+
+def test_what_most_people_need_is_there() -> None:
+    known = {
+        flag
+        for command in Commands().values()
+        for parameter in command.params
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+    }
+    assert EVERYDAY - {"--help"} <= known
 
 
 @pytest.mark.parametrize("width", [20, 40, 60])

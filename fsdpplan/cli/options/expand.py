@@ -16,6 +16,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from fsdpplan.cli.options.everyday import EVERYDAY, MOST_SHOWN
 from fsdpplan.cli.options.examples import example_lines
 from fsdpplan.cli.options.offered import Offered, literals, one_of
 from fsdpplan.cli.options.parse import (
@@ -266,14 +267,29 @@ class GroupedCommand(OwnParsing, TyperCommand):
         arguments = (one for one in self.get_params(ctx) if one.param_type_name == "argument")
         return [self.options_metavar or "", *(_usage_of(one) for one in arguments)]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`--help-all` is `--help` with all options."""
+        if HELP_ALL in args:
+            ctx.meta[HELP_ALL] = True
+            args = ["--help"]
+        return list(super().parse_args(ctx, args))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write one section a group, in the order of the signature."""
+        """Write one section a group, in the order of the signature; of a command with many options
+        those that most people need."""
+        parameters = self.get_params(ctx)
+        shown = parameters
+        if len(parameters) > MOST_SHOWN and HELP_ALL not in ctx.meta:
+            shown = [one for one in parameters if _is_everyday(one)]
         sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
+        for parameter in shown:
             record = _record(parameter, ctx)
             if record is not None:
                 heading = getattr(parameter, "rich_help_panel", None) or _heading(parameter)
                 sections.setdefault(heading, []).append(record)
+        if left_out := len(parameters) - len(shown):
+            words = f"{left_out} more options: {ctx.command_path} {HELP_ALL}"
+            formatter.write(f"\n{words}\n")
         for heading, records in sections.items():
             with formatter.section(textwrap.fill(heading, formatter.width - 1)):
                 formatter.write_dl(records, col_max=34)
@@ -281,6 +297,13 @@ class GroupedCommand(OwnParsing, TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """What can be typed."""
         write_examples(self.name or "", formatter)
+
+
+HELP_ALL = "--help-all"
+
+
+def _is_everyday(parameter: Any) -> bool:
+    return parameter.param_type_name == "argument" or not EVERYDAY.isdisjoint(parameter.opts)
 
 
 def write_examples(command: str, formatter: Any) -> None:

@@ -21,8 +21,8 @@ class FailureOptions:
         bool | None,
         Flag(
             name="--goodput",
-            help="Show what failures leave of the time, and how often to save. With any of these, "
-            "too.",
+            help="Show the share of time that failures leave, and how often to save. Implied by "
+            "the others here.",
         ),
     ] = None
     mtbf_gpu: Annotated[
@@ -38,7 +38,7 @@ class FailureOptions:
         Flag(
             metavar="17600h",
             parse=parse_seconds,
-            help="Of a node, for what is not its GPUs'. Default: as published.",
+            help="Mean time between failures of a node, its GPUs left out. Default: as published.",
         ),
     ] = None
     storage_bw: Annotated[
@@ -46,8 +46,8 @@ class FailureOptions:
         Flag(
             metavar="20GB/s",
             parse=parse_bandwidth_bytes_per_second,
-            help="What all ranks together write to, and read from, the checkpoint folder. Default: "
-            "as your runs say, else as published.",
+            help="Bandwidth of the checkpoint folder, all ranks together. Default: that of your "
+            "runs, else as published.",
         ),
     ] = None
     restart: Annotated[
@@ -55,7 +55,8 @@ class FailureOptions:
         Flag(
             metavar="11min",
             parse=parse_seconds,
-            help="From a failure until the next start reads its checkpoint. Default: as published.",
+            help="Time from a failure until the next start reads its checkpoint. Default: as "
+            "published.",
         ),
     ] = None
     requeue: Annotated[
@@ -63,7 +64,7 @@ class FailureOptions:
         Flag(
             metavar="5min",
             parse=parse_seconds,
-            help="Part of --restart in which it waits for another node; says how many spare nodes "
+            help="Part of --restart that waits for another node; it decides how many spare nodes "
             "are worth it.",
         ),
     ] = None
@@ -78,14 +79,14 @@ class GoodputOptions(FailureOptions):
         Flag(
             metavar="N",
             parse=whole(example=500),
-            help="Steps between saves. Default: as keeps most.",
+            help="Steps between saves. Default: the best for goodput.",
         ),
     ] = None
     checkpoint_async: Annotated[
         bool | None,
         Flag(
             name="--checkpoint-async/--no-checkpoint-async",
-            help="Save while training goes on. Default: do.",
+            help="Save in the background while training goes on. Default: yes.",
         ),
     ] = None
 

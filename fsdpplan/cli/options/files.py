@@ -25,7 +25,9 @@ PlanFile = Annotated[
 
 PlanNamed = Annotated[
     str | None,
-    Flag(name="--plan", metavar="PLAN", parse=line, help="The same as PLAN without --plan."),
+    Flag(
+        name="--plan", metavar="PLAN", parse=line, help="The saved plan, another way to type PLAN."
+    ),
 ]
 
 
@@ -85,8 +87,8 @@ class EvidenceOptions(LedgerOptions):
         Flag(
             metavar="FILE",
             parse=path,
-            help="A table of measured runs (docs/reference/runs.md), a run's folder or an export: "
-            "learned from beside the ledger, and not kept.",
+            help="Measured runs (a table, see docs/reference/runs.md, a run's folder or an "
+            "export) to learn from beside the ledger; they are not kept.",
         ),
     ] = None
     software: Annotated[
@@ -94,7 +96,7 @@ class EvidenceOptions(LedgerOptions):
         Flag(
             metavar="NAME",
             parse=line,
-            help="Framework that will train, as those runs call theirs. Default: that of most of "
-            "those with this --runtime.",
+            help="Framework that will train, by its name in those runs. Default: the commonest of "
+            "this --runtime.",
         ),
     ] = None

@@ -35,7 +35,7 @@ class PriceOptions:
         Flag(
             metavar="2.10",
             parse=positive(example="2.10"),
-            help="Price of one GPU for an hour, in dollars.",
+            help="Price per GPU hour, in dollars.",
         ),
     ] = None
     provider: Annotated[
@@ -43,7 +43,7 @@ class PriceOptions:
         Flag(
             metavar="aws|azure|lambda|...",
             parse=line,
-            help="Take the on-demand price of a provider from the dated table, instead of --price.",
+            help="On-demand price of this provider, from a dated table, in place of --price.",
             offered=offered.providers,
         ),
     ] = None
@@ -68,19 +68,19 @@ class BillOptions(PriceOptions):
         Flag(
             metavar="14d|36h",
             parse=parse_seconds,
-            help="When the training must be over: code 3 where it is not, with that chance.",
+            help="When training must be over; exit code 3 where that is too unlikely.",
         ),
     ] = None
     deadline_chance: Annotated[
         float | None,
-        Flag(metavar="80%", parse=odds, help="Least chance to meet --deadline. Default 80%."),
+        Flag(metavar="80%", parse=odds, help="Least probability to meet --deadline. Default 80%."),
     ] = None
     node_watts: Annotated[
         float | None,
         Flag(
             metavar="7800",
             parse=positive(example="7800"),
-            help="What a node draws in training. Default: 76 % of what it is rated at.",
+            help="Watts that a node draws in training. Default: 76 % of its rating.",
         ),
     ] = None
     pue: Annotated[
@@ -88,7 +88,7 @@ class BillOptions(PriceOptions):
         Flag(
             metavar="1.2",
             parse=number(example="1.2", least=1, below=10),
-            help="Energy of the site over that of its nodes. Default 1: of the nodes alone.",
+            help="Power usage effectiveness of the site. Default 1: nodes alone.",
         ),
     ] = None
     co2_per_kwh: Annotated[
@@ -96,7 +96,7 @@ class BillOptions(PriceOptions):
         Flag(
             metavar="350",
             parse=number(example="350", least=0, below=10_000),
-            help="Grams of CO2 for each kWh at the site.",
+            help="Grams of CO2 per kWh at the site.",
         ),
     ] = None
 
@@ -117,9 +117,9 @@ class ObjectiveOptions:
         Flag(
             metavar="NAME",
             parse=choice(ObjectiveName),
-            help="What is to be best: throughput, goodput, cost, energy, fewest-gpus or headroom. "
-            "Of a range or list of --gpus it chooses the number, and cost, energy and fewest-gpus "
-            "also where --gpus is left out. Default: throughput; with --deadline cost, or without "
-            "a price fewest-gpus.",
+            help="Optimize throughput (default), goodput, cost, energy, fewest-gpus or headroom. "
+            "With a range or list of --gpus it chooses the number; cost, energy and fewest-gpus "
+            "also without --gpus. With --deadline the default is cost, or fewest-gpus without a "
+            "price.",
         ),
     ] = None

@@ -25,15 +25,15 @@ from fsdpplan.units import parse_bytes
 class LayoutOptions:
     """Parts of the layout that the user fixes."""
 
-    HEADING: ClassVar[str] = "Layout (each one given is kept; the others are searched)"
+    HEADING: ClassVar[str] = "Layout (what is given is kept, the rest is searched)"
 
     dp_replicate: Annotated[
         int | None,
-        Flag(metavar="N", parse=whole(example=8), help="Copies of the parameters."),
+        Flag(metavar="N", parse=whole(example=8), help="Replicas of the model (HSDP, DDP)."),
     ] = None
     dp_shard: Annotated[
         int | None,
-        Flag(metavar="N", parse=whole(example=8), help="Ranks that share one copy."),
+        Flag(metavar="N", parse=whole(example=8), help="Ranks that shard one replica (FSDP)."),
     ] = None
     tp: Annotated[
         int | None, Flag(metavar="N", parse=whole(example=8), help="Tensor-parallel ranks.")
@@ -50,21 +50,20 @@ class LayoutOptions:
         Flag(
             metavar="N",
             parse=whole(example=8),
-            help="Expert-parallel ranks, of those that share one copy.",
+            help="Expert-parallel ranks, among those that shard one replica.",
         ),
     ] = None
     experts_over_tp: Annotated[
         bool | None,
         Flag(
             name="--experts-over-tp/--no-experts-over-tp",
-            help="Whole experts on each tensor-parallel rank, over ep x tp ranks: Megatron's "
-            "expert tensor parallelism of 1. Default: where the runtime has both ways, both are "
-            "tried.",
+            help="Spread whole experts over ep x tp ranks (Megatron: expert tensor parallelism "
+            "of 1). Default: both ways are tried where the runtime has both.",
         ),
     ] = None
     micro_batch: Annotated[
         int | None,
-        Flag(metavar="N", parse=whole(example=2), help="Sequences a forward pass and rank."),
+        Flag(metavar="N", parse=whole(example=2), help="Sequences per forward pass and rank."),
     ] = None
     schedule: Annotated[
         Schedule | None,
@@ -77,15 +76,15 @@ class LayoutOptions:
     ] = None
     virtual_stages: Annotated[
         int | None,
-        Flag(metavar="N", parse=whole(example=2), help="Model chunks a pipeline rank."),
+        Flag(metavar="N", parse=whole(example=2), help="Model chunks per pipeline rank."),
     ] = None
     stage_blocks: Annotated[
         tuple[int, ...] | None,
         Flag(
             metavar="N,N,...",
             parse=stage_blocks,
-            help="Blocks of each pipeline stage, first to last; with --pp. Default: as even as "
-            "can be, the head counted.",
+            help="With --pp: transformer blocks of each stage, first to last. Default: balanced, "
+            "the head counted.",
         ),
     ] = None
     sharding: Annotated[
@@ -93,7 +92,8 @@ class LayoutOptions:
         Flag(
             metavar="ddp|zero1|zero2|fsdp",
             parse=choice(Sharding, synonyms.SHARDING),
-            help="Whole copies; sharded optimizer state; gradients too; FSDP2.",
+            help="What is sharded: nothing (ddp), optimizer state (zero1), gradients too (zero2), "
+            "parameters too (fsdp).",
         ),
     ] = None
     reshard_after_forward: Annotated[
@@ -101,7 +101,8 @@ class LayoutOptions:
         Flag(
             metavar="always|never|N",
             parse=reshard,
-            help="Free gathered blocks, keep them, or reshard to groups of N ranks.",
+            help="After forward: always free gathered parameters, never free them, or keep them "
+            "sharded within groups of N ranks.",
         ),
     ] = None
     gradient_sync: Annotated[
@@ -109,7 +110,8 @@ class LayoutOptions:
         Flag(
             metavar="every|reduce_scatter_only|last",
             parse=choice(GradientSync),
-            help="Which micro-batches reduce gradients.",
+            help="Micro-batches that reduce gradients: every one; every one within a replica and "
+            "the last across replicas; or the last alone.",
         ),
     ] = None
     activation_checkpointing: Annotated[
@@ -117,7 +119,8 @@ class LayoutOptions:
         Flag(
             metavar="none|attention|op|full",
             parse=choice(ActivationCheckpointing, synonyms.CHECKPOINTING),
-            help="What backward recomputes.",
+            help="What backward recomputes: nothing, attention, cheap operators (op), or whole "
+            "blocks (full).",
         ),
     ] = None
     checkpoint_blocks: Annotated[
@@ -125,14 +128,14 @@ class LayoutOptions:
         Flag(
             metavar="all|N",
             parse=checkpoint_blocks,
-            help="Which blocks of each stage recompute: all, or only the first N.",
+            help="Blocks that are recomputed: all, or the first N of each stage.",
         ),
     ] = None
     async_tp: Annotated[
         bool | None,
         Flag(
             name="--async-tp/--no-async-tp",
-            help="Tensor-parallel collectives beside their matmuls.",
+            help="Overlap tensor-parallel collectives with their matmuls (needs symmetric memory).",
         ),
     ] = None
     offload: Annotated[
@@ -140,24 +143,29 @@ class LayoutOptions:
         Flag(
             metavar="none|cpu",
             parse=choice(Offload, synonyms.OFFLOAD),
-            help="Where shards and optimizer state live. Default none: on the device.",
+            help="Keep sharded parameters and optimizer state in host memory. Default none.",
         ),
     ] = None
     wrap_blocks: Annotated[
         int | None,
-        Flag(metavar="N", parse=whole(example=2), help="Blocks an FSDP unit: FSDP's bucket."),
+        Flag(metavar="N", parse=whole(example=2), help="Transformer blocks per FSDP unit."),
     ] = None
     ddp_bucket_bytes: Annotated[
         int | None,
-        Flag(name="--ddp-bucket", metavar="25MiB", parse=parse_bytes, help="Bucket of DDP."),
+        Flag(
+            name="--ddp-bucket",
+            metavar="25MiB",
+            parse=parse_bytes,
+            help="Size of DDP's gradient buckets.",
+        ),
     ] = None
     cp_attention: Annotated[
         CpAttention | None,
         Flag(
             metavar="ring|ulysses",
             parse=choice(CpAttention, synonyms.CP_ATTENTION),
-            help="How context-parallel ranks see a whole sequence: keys go around, or heads are "
-            "traded for tokens. Default: ulysses where --cp divides a rank's heads.",
+            help="Context-parallel attention: pass keys and values around, or exchange heads for "
+            "tokens. Default: ulysses where --cp divides a rank's heads.",
         ),
     ] = None
     loss_chunks: Annotated[
@@ -165,11 +173,12 @@ class LayoutOptions:
         Flag(
             metavar="N",
             parse=whole(example=8),
-            help="Pieces in which head and loss are computed.",
+            help="Compute head and loss in N chunks.",
         ),
     ] = None
     compile: Annotated[
-        bool | None, Flag(name="--compile/--no-compile", help="torch.compile of each block.")
+        bool | None,
+        Flag(name="--compile/--no-compile", help="Compile each block with torch.compile."),
     ] = None
 
 
@@ -177,4 +186,4 @@ class LayoutOptions:
 class OneLayoutOptions(LayoutOptions):
     """The parts of one layout."""
 
-    HEADING: ClassVar[str] = "Layout (what is not given is derived, or a default, never searched)"
+    HEADING: ClassVar[str] = "Layout (what is not given has a default; nothing is searched)"

@@ -40,7 +40,7 @@ class ModelOptions:
         Flag(
             metavar="70e9|70B",
             parse=parse_count,
-            help="Parameters; the shape is inferred: a dense decoder, but with --active-params.",
+            help="Parameters in all; the shape is inferred: dense, or MoE with --active-params.",
         ),
     ] = None
     active_params: Annotated[
@@ -48,7 +48,7 @@ class ModelOptions:
         Flag(
             metavar="22e9|22B",
             parse=parse_count,
-            help="With --params: those that one token meets, of a mixture of experts.",
+            help="With --params: parameters active per token (MoE).",
         ),
     ] = None
     model: Annotated[
@@ -88,9 +88,8 @@ class ModelOptions:
         Flag(
             metavar="64",
             parse=whole(example=64),
-            help="Pad embedding and head to a multiple of so many rows on each tensor-parallel "
-            "rank; 1: leave it, but where tensor parallelism needs more. Default: 64 where that is "
-            "faster.",
+            help="Pad the vocabulary to a multiple of this on each tensor-parallel rank; 1: only "
+            "where tensor parallelism needs it. Default: 64 where that is faster.",
         ),
     ] = None
 
@@ -106,7 +105,7 @@ class ClusterOptions:
         Flag(
             metavar="N",
             parse=size(example="64"),
-            help="GPUs in all (CPU processes with --hardware cpu).",
+            help="GPUs in all (with --hardware cpu: processes).",
         ),
     ] = None
     hardware: Annotated[
@@ -126,7 +125,7 @@ class ClusterOptions:
         Flag(
             metavar="N",
             parse=whole(example=64),
-            help="GPUs used of each NVLink domain that joins nodes (NVL72). Default: the largest "
+            help="GPUs used in each NVLink domain that joins nodes (NVL72). Default: the largest "
             "equal share, such as 64 of 72.",
         ),
     ] = None
@@ -135,7 +134,7 @@ class ClusterOptions:
         Flag(
             metavar="NAME",
             parse=line,
-            help="Device profile in place of the profile's own.",
+            help="Another device in the nodes of --hardware.",
             offered=offered.devices,
         ),
     ] = None
@@ -160,7 +159,7 @@ class ClusterOptions:
         Flag(
             metavar="512GiB",
             parse=parse_bytes,
-            help="Memory of a node itself, which its ranks share: what --offload cpu may fill.",
+            help="Host memory of a node, shared by its ranks: the limit of --offload cpu.",
         ),
     ] = None
 
@@ -176,7 +175,7 @@ class TrainingOptions:
         Flag(
             metavar="N|128k",
             parse=size(example="4096 or 128k"),
-            help="Tokens a sequence. Default 4096.",
+            help="Tokens per sequence. Default 4096.",
         ),
     ] = None
     global_batch: Annotated[
@@ -184,7 +183,7 @@ class TrainingOptions:
         Flag(
             metavar="N",
             parse=size(example="1024 or 1k"),
-            help="Sequences an optimizer step, over all GPUs. Default: about 4 Mi tokens; of a "
+            help="Sequences per optimizer step, over all GPUs. Default: about 4 Mi tokens; for "
             "fine-tuning about 64 sequences.",
         ),
     ] = None
@@ -192,8 +191,7 @@ class TrainingOptions:
         bool | None,
         Flag(
             name="--fine-tune",
-            help="Plan a fine-tuning, with the batch that is usual for one. Chats in --data mean "
-            "the same.",
+            help="Plan fine-tuning, with the batch that is usual for it. Chats in --data imply it.",
         ),
     ] = None
     data: Annotated[
@@ -201,7 +199,7 @@ class TrainingOptions:
         Flag(
             metavar="PATH",
             parse=line,
-            help="What will be trained on, if it is on this host: counted, in place of --tokens.",
+            help="Training data on this host: its tokens are counted, in place of --tokens.",
         ),
     ] = None
     precision: Annotated[
@@ -217,8 +215,8 @@ class TrainingOptions:
         Flag(
             metavar="none|fp8@80%|bf16@10%",
             parse=normal_switch,
-            help="Another precision, bf16 or fp8, for the steps behind this share of them; both "
-            "parts are planned and priced. Default none.",
+            help="Switch to bf16 or fp8 after this share of the steps; both parts are planned. "
+            "Default none.",
         ),
     ] = None
     fp8_recipe: Annotated[
@@ -226,14 +224,14 @@ class TrainingOptions:
         Flag(
             metavar="tensorwise|rowwise|delayed",
             parse=choice(Fp8Recipe),
-            help="Scales of fp8 matmuls, with --precision fp8. Default tensorwise.",
+            help="With --precision fp8: scaling of matmul operands. Default tensorwise.",
         ),
     ] = None
     fp8_all_gather: Annotated[
         bool | None,
         Flag(
             name="--fp8-all-gather/--no-fp8-all-gather",
-            help="FSDP gathers weights already cast to fp8. Default no.",
+            help="FSDP all-gathers weights in fp8. Default no.",
         ),
     ] = None
     reduce_dtype: Annotated[
@@ -249,7 +247,7 @@ class TrainingOptions:
         Flag(
             metavar="fp32|bf16",
             parse=choice(ParamDtype, synonyms.FORMATS),
-            help="Number format in which parameters and AdamW's moments are kept. Default fp32.",
+            help="Number format of stored parameters and AdamW moments. Default fp32.",
         ),
     ] = None
     optimizer: Annotated[
@@ -257,14 +255,14 @@ class TrainingOptions:
         Flag(
             metavar="adamw|adamw_8bit|muon",
             parse=choice(Optimizer, synonyms.OPTIMIZERS),
-            help="Muon: for the blocks' matrices. Default adamw.",
+            help="Optimizer; muon trains the matrices of the blocks. Default adamw.",
         ),
     ] = None
     pack: Annotated[
         bool | None,
         Flag(
             name="--pack/--no-pack",
-            help="Sequences hold documents that are trained apart. Default no.",
+            help="Pack documents into sequences; attention stays within a document. Default no.",
         ),
     ] = None
     mean_document_tokens: Annotated[
@@ -272,8 +270,8 @@ class TrainingOptions:
         Flag(
             metavar="N|2k",
             parse=size(example="700 or 2k"),
-            help="With --pack: tokens of a document in the mean, of which the time of attention "
-            "follows. Default: attention of whole sequences.",
+            help="With --pack: mean tokens per document, which sets the time of attention. "
+            "Default: attention over whole sequences.",
         ),
     ] = None
     gradient_compression: Annotated[
@@ -281,7 +279,7 @@ class TrainingOptions:
         Flag(
             metavar="none|bf16|powersgd[:RANK[:FIRST]]",
             parse=normal_compression,
-            help="DDP's hooks: gradients sent in bf16, or as two matrices of RANK (1) after FIRST "
+            help="DDP communication hook: gradients in bf16, or PowerSGD of RANK (1) after FIRST "
             "(1000) steps. Default none.",
         ),
     ] = None
@@ -290,20 +288,23 @@ class TrainingOptions:
         Flag(
             metavar="P|attention=P,residual=P,embedding=P",
             parse=parsed_dropout,
-            help="Probability of dropping elements, of all three places or of those named. "
-            "Default: that of --config, else 0.",
+            help="Dropout probability, everywhere or by place. Default: that of --config, else 0.",
         ),
     ] = None
     tokens: Annotated[
         int | None,
-        Flag(metavar="15T", parse=parse_count, help="Tokens in all, for the time to train."),
+        Flag(
+            metavar="15T",
+            parse=parse_count,
+            help="Tokens to train on, for days, GPU hours and cost.",
+        ),
     ] = None
     runtime: Annotated[
         str | None,
         Flag(
             metavar="NAME",
             parse=choice(Runtime),
-            help=f"What trains: fsdp2 (default), or, priced only, {_OTHER_RUNTIMES}.",
+            help=f"Software to price: fsdp2 (default, ours), or {_OTHER_RUNTIMES}.",
         ),
     ] = None
     program: Annotated[
@@ -311,27 +312,29 @@ class TrainingOptions:
         Flag(
             metavar="reference|own|hf|torchtitan|megatron|accelerate",
             parse=choice(ProgramName),
-            help="What trains: fsdpplan's decoder (default), a model of yours, Hugging Face's, or "
-            "another program; only what it can run is planned.",
+            help="Program to launch: fsdpplan's decoder (reference, default), a model of your own, "
+            "a Hugging Face model, or another program. Only layouts that it can run are searched.",
         ),
     ] = None
     headroom: Annotated[
         float | None,
-        Flag(metavar="8%", parse=fraction, help="Device memory to leave free. Default 8%."),
+        Flag(
+            metavar="8%", parse=fraction, help="Share of device memory to leave free. Default 8%."
+        ),
     ] = None
     fits: Annotated[
         float | None,
         Flag(
             metavar="95%",
             parse=fraction,
-            help="Least chance that a layout fits in device memory. Default 95%.",
+            help="Least probability that a layout fits in device memory. Default 95%.",
         ),
     ] = None
 
 
 Torch = Annotated[
     TorchRelease | None,
-    Flag(metavar="2.9", parse=release, help="Release of PyTorch that the job will run."),
+    Flag(metavar="2.9", parse=release, help="PyTorch release of the job."),
 ]
 
 
@@ -344,13 +347,17 @@ class TorchOptions:
     torch: Torch = None
     python: Annotated[
         str | None,
-        Flag(metavar="PATH", parse=line, help="The job's Python, which is asked for its release."),
+        Flag(
+            metavar="PATH",
+            parse=line,
+            help="Python of the job, which is asked for its PyTorch release.",
+        ),
     ] = None
     container: Annotated[
         str | None,
         Flag(
             metavar="IMAGE",
             parse=line,
-            help="The job's image: a .sqsh or .sif file here, or a public one of known contents.",
+            help="Image of the job: a .sqsh or .sif file here, or a public one of known contents.",
         ),
     ] = None

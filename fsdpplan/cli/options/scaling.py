@@ -42,7 +42,7 @@ def counts(text: str, *, name: str) -> Counts:
 GPU_COUNTS = Flag(
     metavar="8:1024|8,16,64",
     parse=counts,
-    help="From the least to the most, in powers of two of whole nodes, or the numbers themselves.",
+    help="A range, in powers of two of whole nodes, or the numbers themselves.",
 )
 
 
@@ -56,7 +56,7 @@ def one_or_several(text: str, *, name: str) -> Counts:
 GPU_COUNT_OR_COUNTS = Flag(
     metavar="N|8:512|8,16",
     parse=one_or_several,
-    help="GPUs in all (CPU processes with --hardware cpu); of a range or a list, the best number.",
+    help="GPUs in all (with --hardware cpu: processes); a range or list: the best number.",
 )
 
 
@@ -77,8 +77,8 @@ class SweepOptions:
         Flag(
             metavar="strong|weak|both",
             parse=choice(Scaling),
-            help="The global batch stays, or grows with the GPUs up to --global-batch on the most "
-            "of them. Default both.",
+            help="Keep the global batch (strong), or grow it with the GPUs up to --global-batch "
+            "(weak). Default both.",
         ),
     ] = None
     price: Annotated[
@@ -86,7 +86,7 @@ class SweepOptions:
         Flag(
             metavar="2.10[,3.90]",
             parse=prices,
-            help="Price of a GPU hour, in any currency: for all machines, or one for each.",
+            help="Price per GPU hour, in any currency: one for all machines, or one for each.",
         ),
     ] = None
     csv: Annotated[bool | None, Flag(name="--csv", help="Print CSV on stdout, nothing else.")] = (
@@ -104,8 +104,8 @@ class FewestOptions:
         bool | None,
         Flag(
             name="--min-gpus",
-            help="In place of --gpus: on the fewest on which a layout fits, whole nodes or equal "
-            "parts of one.",
+            help="In place of --gpus: the fewest that a layout fits on (whole nodes, or equal "
+            "parts of one).",
         ),
     ] = None
 
@@ -120,11 +120,15 @@ class SlurmOptions:
         bool | None,
         Flag(
             name="--from-slurm",
-            help="Plan for what Slurm has idle now, within its partition's limits; --gpus: for at "
-            "most so many.",
+            help="Plan for the nodes that Slurm has idle now, within the partition's limits and at "
+            "most --gpus.",
         ),
     ] = None
     partition: Annotated[
         str | None,
-        Flag(metavar="NAME", parse=line, help="With --from-slurm. Default: Slurm's own."),
+        Flag(
+            metavar="NAME",
+            parse=line,
+            help="With --from-slurm: Slurm partition. Default: Slurm's own.",
+        ),
     ] = None
