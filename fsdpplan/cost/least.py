@@ -14,7 +14,7 @@ from fsdpplan.cost.network.placement import pp_group
 from fsdpplan.cost.overlap.passes import Moves, fsdp_moves, host_additions
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.play.pipeline import played_pipeline
-from fsdpplan.cost.schedule.order import round_microbatches
+from fsdpplan.cost.schedule.order import layout_order
 from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks
 from fsdpplan.cost.step.pipeline import WAITING_SCHEDULES, Pair, PipelineStep, fsdp_gathering
 from fsdpplan.cost.traffic.calls import group_seconds
@@ -167,7 +167,7 @@ def least_way_seconds(
     arrived = first_forward_ends(layout, passes=passes, gathers=gathers, send=send)
     back = list(accumulate((0.0 if is_split else one[1] + send for one in passes), initial=0.0))
     number, least = layout.num_microbatches, 0.0
-    a_round = round_microbatches(schedule=layout.schedule, pp=layout.pp, num_microbatches=number)
+    a_round = layout_order(layout).round_size
     for held in layout_rank_stages(layout):
         work = number * sum(sum(passes[index]) for index in held)
         begins = ends = done = left = 0.0

@@ -43,7 +43,7 @@ from fsdpplan.cost.overlap.passes import (
 from fsdpplan.cost.overlap.timing import block_times
 from fsdpplan.cost.play.clocks import played
 from fsdpplan.cost.play.pipeline import PipelineTiming, played_pipeline
-from fsdpplan.cost.schedule.order import paired_passes
+from fsdpplan.cost.schedule.order import layout_order, paired_passes
 from fsdpplan.cost.schedule.stages import (
     StageKinds,
     layout_rank_stages,
@@ -99,7 +99,7 @@ def dual_passes(case: Case, stages: StageKinds, times: Sequence[Pair]) -> DualPa
     busy_multiprocessors = case.training.traits.exchange_multiprocessors
     seconds = [*times]
     saved, hidden = [], []
-    counts = paired_passes(pp=layout.pp, num_microbatches=layout.num_microbatches)
+    counts = paired_passes(layout_order(layout))
     for held, numbers in zip(layout_rank_stages(layout), counts, strict=True):
         of_rank = hidden_of_rank = 0.0
         for forward, backward, number in zip(held, held[::-1], numbers, strict=True):

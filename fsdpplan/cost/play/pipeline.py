@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from fsdpplan.cost.schedule.actions import PAIRED_BACKWARD, PAIRED_FORWARD, Action
-from fsdpplan.cost.schedule.order import rank_actions, round_microbatches, steady_microbatches
+from fsdpplan.cost.schedule.actions import PAIRED_BACKWARD, PAIRED_FORWARD, Action, Order
+from fsdpplan.cost.schedule.order import rank_actions
 from fsdpplan.cost.step.pipeline import (
     GATHER,
     GATHERED,
@@ -80,7 +80,7 @@ def played_pipeline(step: PipelineStep) -> PipelineTiming:
     """A step played, its steady state only until it is known."""
     shape = step.shape
     ranks, stages = pass_ends(shape, step.seconds)
-    held = [shape.held(rank) for rank in range(shape.pp)]
+    held = shape.order.all_held
     work = [sum(passes) for passes in step.passes]
     return PipelineTiming(
         busy_seconds=tuple(step.num_microbatches * sum(work[s] for s in of) for of in held),
@@ -104,46 +104,32 @@ def operation_ends(program: PipelineProgram, seconds: Seconds) -> list[float]:
 @lru_cache(maxsize=2048)
 def pass_ends(shape: Shape, seconds: Seconds) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(when each rank's last pass ends, when each stage's last backward pass does)."""
-    rounds, number = FIRST_ROUNDS, shape.num_microbatches
-    size = round_microbatches(schedule=shape.schedule, pp=shape.pp, num_microbatches=number)
-    size = size if size < number else shape.pp
+    rounds, order = FIRST_ROUNDS, shape.order
+    size = order.round_size if order.round_size < order.num_microbatches else order.pp
     # one pass, then the other: no common rhythm
-    has_rhythm = shape.schedule not in ("gpipe", "looped_bfs")
+    has_rhythm = order.schedule not in ("gpipe", "looped_bfs")
     while True:
-        short = number
-        if has_rhythm:
-            short = steady_microbatches(
-                schedule=shape.schedule, pp=shape.pp, num_microbatches=number, rounds=rounds
-            )
-        part = shape._replace(num_microbatches=short)
-        program = pipeline_program(part)
+        short = order.shortened(rounds) if has_rhythm else order
+        program = pipeline_program(shape._replace(order=short))
         ends = operation_ends(program, seconds)
         later = 0.0
-        if short < number:
+        if short != order:
             done = [[ends[one] for one in passes] for passes in program.passes]
-            advance = _steady_advance_seconds(part, done, size)
+            advance = _steady_advance_seconds(short, done, size)
             if advance is None:
                 rounds *= 4
                 continue
-            later = (number - short) // size * advance
+            later = (order.num_microbatches - short.num_microbatches) // size * advance
         ranks = tuple([ends[passes[-1]] + later for passes in program.passes])
         return ranks, tuple([ends[one] + later for one in program.last])
 
 
 @lru_cache(maxsize=256)
-def _steady_ends(shape: Shape, round_size: int) -> tuple[tuple[int, int], ...]:
+def _steady_ends(order: Order, round_size: int) -> tuple[tuple[int, int], ...]:
     """For each rank, (where its steady state ends, actions of a round): as far as its list is the
     start of the list with one round more."""
-    count, more = shape.num_microbatches, shape.num_microbatches + round_size
-    lists, longer = (
-        rank_actions(
-            schedule=shape.schedule,
-            pp=shape.pp,
-            num_microbatches=number,
-            virtual_stages=shape.virtual_stages,
-        )
-        for number in (count, more)
-    )
+    more = order._replace(num_microbatches=order.num_microbatches + round_size)
+    lists, longer = rank_actions(order), rank_actions(more)
     ends = []
     for todo, other in zip(lists, longer, strict=True):
         both = enumerate(zip(todo, other, strict=False))
@@ -152,9 +138,9 @@ def _steady_ends(shape: Shape, round_size: int) -> tuple[tuple[int, int], ...]:
     return tuple(ends)
 
 
-def _steady_advance_seconds(shape: Shape, done: list[list[float]], round_size: int) -> float | None:
+def _steady_advance_seconds(order: Order, done: list[list[float]], round_size: int) -> float | None:
     """By how much a round advances all ranks alike; None before the steady state."""
-    ends = _steady_ends(shape._replace(gathering="", regathers=False), round_size)
+    ends = _steady_ends(order, round_size)
     first_end, first_period = ends[0]
     if first_end < first_period + 1:
         return None
@@ -171,7 +157,7 @@ def _steady_advance_seconds(shape: Shape, done: list[list[float]], round_size: i
 
 def _reduced(
     step: PipelineStep,
-    held: list[tuple[int, ...]],
+    held: tuple[tuple[int, ...], ...],
     ranks: tuple[float, ...],
     stages: tuple[float, ...],
 ) -> tuple[float, ...]:
@@ -214,13 +200,8 @@ class PlayedPass:
 def played_in_full(step: PipelineStep) -> tuple[tuple[PlayedPass, ...], ...]:
     """What each rank does, in order, to the last micro-batch."""
     shape, seconds = step.shape, step.seconds
-    pp, stages, program = shape.pp, shape.stages, pipeline_program(shape)
-    lists = rank_actions(
-        schedule=shape.schedule,
-        pp=pp,
-        num_microbatches=shape.num_microbatches,
-        virtual_stages=shape.virtual_stages,
-    )
+    pp, stages, program = shape.order.pp, shape.order.stages, pipeline_program(shape)
+    lists = rank_actions(shape.order)
     ends = operation_ends(program, seconds)
     place_of = {
         number: (rank, place)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise, zip_longest
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from fsdpplan.spec.layout import Schedule
 
@@ -32,6 +32,9 @@ PAIRED_BACKWARD: Final = 5
 with parameters to gather again (`regathering_passes`): in the list of a rank they stand as plain
 ones, and take other times."""
 
+ROUND_SCHEDULES: tuple[Schedule, ...] = ("interleaved_1f1b", "interleaved_zero_bubble")
+"""Micro-batches go through them in equal rounds of about pp."""
+
 ACTIVE_STAGES = 3
 """Stages whose parameters torch's pipeline runtime keeps gathered: the next that it will need."""
 
@@ -39,27 +42,59 @@ V_SCHEDULES: tuple[Schedule, ...] = ("zbv", "dualpipev")
 """Rank r of p holds stages r and 2 p - 1 - r: the first rank also has the last stage."""
 
 
-def rank_stages(*, schedule: Schedule, pp: int, virtual_stages: int, rank: int) -> tuple[int, ...]:
-    """Stages of one rank, in order: r, r + p, r + 2 p, ...; or the two arms of a V."""
-    if schedule in V_SCHEDULES:
-        return (rank, 2 * pp - 1 - rank)
-    return tuple(range(rank, pp * virtual_stages, pp))
+class Order(NamedTuple):
+    """What decides which passes the ranks of a pipeline do, and in which order."""
+
+    schedule: Schedule
+    pp: int
+    num_microbatches: int
+    virtual_stages: int
+    """Stages of each rank."""
+
+    @property
+    def stages(self) -> int:
+        """Of all ranks."""
+        return self.pp * self.virtual_stages
+
+    def held(self, rank: int) -> tuple[int, ...]:
+        """Stages of one rank, in order: r, r + p, r + 2 p, ...; or the two arms of a V."""
+        if self.schedule in V_SCHEDULES:
+            return (rank, 2 * self.pp - 1 - rank)
+        return tuple(range(rank, self.stages, self.pp))
+
+    @property
+    def all_held(self) -> tuple[tuple[int, ...], ...]:
+        """Of each rank."""
+        return tuple(self.held(rank) for rank in range(self.pp))
+
+    @property
+    def round_size(self) -> int:
+        """Micro-batches that go through a stage in turn before the rank's next stage does."""
+        number = self.num_microbatches
+        return number // max(1, number // self.pp) if self.schedule in ROUND_SCHEDULES else number
+
+    def shortened(self, rounds: int) -> Order:
+        """Of fewer micro-batches, with the same start and end: at most `rounds` rounds, each of pp
+        micro-batches, or of as many as the schedule sends through a stage in turn."""
+        number = self.num_microbatches
+        size = self.round_size if self.schedule in ROUND_SCHEDULES else self.pp
+        if number <= rounds * size:
+            return self
+        return self._replace(num_microbatches=(rounds - 1) * size + number % size)
 
 
-def overlapped_pairs(
-    *, schedule: Schedule, rank: int, pp: int, actions: Sequence[Action]
-) -> set[int]:
+def overlapped_pairs(order: Order, rank: int, actions: Sequence[Action]) -> set[int]:
     """Where in a rank's `actions` DualPipeV has a forward and a backward pass side by side: a
     forward pass right before a whole backward pass, and that one.
 
     The last rank's first such pair is not overlapped, so that the last stage's backward begins at
     once. Source: torch 2.13 schedules.py, OVERLAP_F_B of ScheduleDualPipeV.
     """
-    if schedule != "dualpipev":
+    if order.schedule != "dualpipev":
         return set()
     kinds = [kind for _, _, kind in actions]
     firsts = [at for at, pair in enumerate(pairwise(kinds)) if pair == (FORWARD, BACKWARD)]
-    if rank == pp - 1:
+    if rank == order.pp - 1:
         firsts = firsts[1:]
     return {at + second for at in firsts for second in (0, 1)}
 
@@ -88,16 +123,10 @@ def gathered_stages(actions: Sequence[Action]) -> list[tuple[int, ...]]:
     return coming[::-1]
 
 
-def actions_of_rank(
-    *,
-    schedule: Schedule,
-    rank: int,
-    pp: int,
-    num_microbatches: int,
-    virtual_stages: int,
-    round_size: int,
-) -> Iterator[Action]:
-    """What one rank does, in order; `round_size` micro-batches go through a stage in turn."""
+def actions_of_rank(order: Order, rank: int) -> Iterator[Action]:
+    """What one rank does, in order."""
+    schedule, pp, num_microbatches, virtual_stages = order
+    round_size = order.round_size
     match schedule:
         case "gpipe":
             yield from ((rank, index, FORWARD) for index in range(num_microbatches))

@@ -13,16 +13,17 @@ from fsdpplan.cost.schedule.actions import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
+    ROUND_SCHEDULES,
     V_SCHEDULES,
     Action,
+    Order,
     actions_of_rank,
     gathered_stages,
     overlapped_pairs,
-    rank_stages,
 )
 from fsdpplan.cost.schedule.moments import Moments, highest, moments_of_rank, short_actions
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Schedule
+from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 
 SIMULATED_SCHEDULES: tuple[Schedule, ...] = (
     "gpipe",
@@ -34,9 +35,6 @@ SIMULATED_SCHEDULES: tuple[Schedule, ...] = (
     "dualpipev",
 )
 """Schedules whose time and memory are known here: all."""
-
-_ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
-"""Micro-batches go through them in equal rounds of about pp."""
 
 _PEAK_ROUNDS = 4
 """Rounds of p micro-batches after which no rank holds more than before."""
@@ -51,7 +49,7 @@ def microbatches_refusal(*, schedule: Schedule, pp: int, num_microbatches: int) 
             f"dualpipev needs at least as many micro-batches as stages: {num_microbatches} < "
             f"2 x {pp}"
         )
-    if schedule in _ROUND_SCHEDULES:
+    if schedule in ROUND_SCHEDULES:
         rounds = max(1, num_microbatches // pp)
         if num_microbatches % rounds:
             return (
@@ -76,10 +74,9 @@ def stages_refusal(*, schedule: Schedule, virtual_stages: int) -> str | None:
     return None
 
 
-def require_simulated(
-    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
-) -> None:
+def require_simulated(order: Order) -> None:
     """Raise unless the schedule is known here and takes these micro-batches and stages."""
+    schedule, pp, number, virtual_stages = order
     if schedule not in SIMULATED_SCHEDULES:
         raise SpecError(
             f"schedule {schedule} cannot be predicted: use --schedule with one of "
@@ -87,94 +84,53 @@ def require_simulated(
         )
     refusal = stages_refusal(schedule=schedule, virtual_stages=virtual_stages)
     if not refusal and schedule != "1f1b":
-        refusal = microbatches_refusal(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
+        refusal = microbatches_refusal(schedule=schedule, pp=pp, num_microbatches=number)
     if refusal:
         raise SpecError(refusal)
 
 
-def round_microbatches(*, schedule: Schedule, pp: int, num_microbatches: int) -> int:
-    """Micro-batches that go through a stage in turn before the rank's next stage does."""
-    if schedule in _ROUND_SCHEDULES:
-        return num_microbatches // max(1, num_microbatches // pp)
-    return num_microbatches
+def layout_order(layout: Layout) -> Order:
+    """That of a layout."""
+    return Order(layout.schedule, layout.pp, layout.num_microbatches, layout.virtual_stages)
 
 
 @lru_cache(maxsize=256)  # long lists
-def rank_actions(
-    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
-) -> tuple[tuple[Action, ...], ...]:
+def rank_actions(order: Order) -> tuple[tuple[Action, ...], ...]:
     """What each rank does, in order."""
-    require_simulated(
-        schedule=schedule,
-        pp=pp,
-        num_microbatches=num_microbatches,
-        virtual_stages=virtual_stages,
-    )
-    round_size = round_microbatches(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
-    return tuple(
-        tuple(
-            actions_of_rank(
-                schedule=schedule,
-                rank=rank,
-                pp=pp,
-                num_microbatches=num_microbatches,
-                virtual_stages=virtual_stages,
-                round_size=round_size,
-            )
-        )
-        for rank in range(pp)
-    )
+    require_simulated(order)
+    return tuple(tuple(actions_of_rank(order, rank)) for rank in range(order.pp))
 
 
 @lru_cache(maxsize=1024)
 def peak_in_flight(
-    *,
-    schedule: Schedule,
-    pp: int,
-    num_microbatches: int,
-    virtual_stages: int,
-    stage_weights: tuple[int, ...] = (),
+    order: Order, stage_weights: tuple[int, ...] = ()
 ) -> tuple[tuple[int, ...], ...]:
     """For each rank, the micro-batches whose activations each of its stages holds at the peak.
 
-    Stages as in `rank_stages`. The peak is when the rank holds most in all, each stage counted by
+    Stages as in `Order.held`. The peak is when the rank holds most in all, each stage counted by
     its weight of `stage_weights` (its blocks; empty: all alike); activations live from
     the start of the forward to the end of the backward pass, of its weight half where it is split
     (torch keeps the graph for it).
     """
+    schedule, pp, number, virtual_stages = order
     if schedule in ("gpipe", "looped_bfs"):
-        require_simulated(
-            schedule=schedule,
-            pp=pp,
-            num_microbatches=num_microbatches,
-            virtual_stages=virtual_stages,
-        )
-        return ((num_microbatches,) * virtual_stages,) * pp
+        require_simulated(order)
+        return ((number,) * virtual_stages,) * pp
     if schedule == "1f1b":  # a rank starts as many forwards as stages are left behind it
-        return tuple((min(num_microbatches, pp - rank),) for rank in range(pp))
-    short = steady_microbatches(
-        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
-    )
-    return tuple(alive for alive, _ in _peaks(schedule, pp, short, virtual_stages, stage_weights))
+        return tuple((min(number, pp - rank),) for rank in range(pp))
+    return tuple(alive for alive, _ in _peaks(order.shortened(_PEAK_ROUNDS), stage_weights))
 
 
-def peak_weights_pending(
-    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
-) -> tuple[tuple[int, ...], ...]:
+def peak_weights_pending(order: Order) -> tuple[tuple[int, ...], ...]:
     """For each rank, the micro-batches of each of its stages that wait for their weights' half of
     the backward pass when the rank holds most: their outputs' gradients are kept for it."""
-    if schedule not in SPLIT_BACKWARD_SCHEDULES:
-        return ((0,) * virtual_stages,) * pp
-    short = steady_microbatches(
-        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
-    )
-    return tuple(pending for _, pending in _peaks(schedule, pp, short, virtual_stages, ()))
+    if order.schedule not in SPLIT_BACKWARD_SCHEDULES:
+        return ((0,) * order.virtual_stages,) * order.pp
+    return tuple(pending for _, pending in _peaks(order.shortened(_PEAK_ROUNDS), ()))
 
 
 @lru_cache(maxsize=1024)
-def adding_stages(
-    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
-) -> tuple[tuple[bool, ...], ...]:
+def adding_stages(order: Order) -> tuple[tuple[bool, ...], ...]:
     """For each rank, whether FSDP2 adds up the gradients of each of its stages before it reduces
     them.
 
@@ -182,31 +138,24 @@ def adding_stages(
     halves leave behind the last of these, where all of them are, is reduced as it is.
     Source: torch 2.13 `FSDPParamGroup.post_backward`; the dtypes of its calls (tests/ground_truth).
     """
-    if schedule not in SPLIT_BACKWARD_SCHEDULES:
-        return ((True,) * virtual_stages,) * pp
-    short = steady_microbatches(
-        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
-    )
-    shape = {"schedule": schedule, "pp": pp, "virtual_stages": virtual_stages}
+    if order.schedule not in SPLIT_BACKWARD_SCHEDULES:
+        return ((True,) * order.virtual_stages,) * order.pp
     found = []
-    for rank, actions in enumerate(rank_actions(num_microbatches=short, **shape)):
+    for rank, actions in enumerate(rank_actions(order.shortened(_PEAK_ROUNDS))):
         left, adds = set[int](), {0}  # the first stage's backward pass is never split
         for stage, _, kind in actions:
             if kind == BACKWARD or (kind == BACKWARD_INPUT and stage in left):
                 adds.add(stage)
             elif kind == BACKWARD_WEIGHT:
                 left.add(stage)
-        found.append(tuple(stage in adds for stage in rank_stages(rank=rank, **shape)))  # type: ignore[arg-type]
+        found.append(tuple(stage in adds for stage in order.held(rank)))
     return tuple(found)
 
 
 @lru_cache(maxsize=8192)
 def moments_of(
+    order: Order,
     rank: int,
-    *,
-    schedule: Schedule,
-    pp: int,
-    num_microbatches: int,
     stage_weights: tuple[int, ...],
     kept_weights: tuple[int, ...] = (),
     resharded_to: int = 0,
@@ -214,18 +163,12 @@ def moments_of(
     """What a rank holds at the moments of a step that may hold most; `stage_weights` are the blocks
     of each stage, `kept_weights` those that keep everything (empty: none). `resharded_to` as in
     `moments_of_rank`."""
-    virtual_stages = len(stage_weights) // pp
+    schedule, pp, number, _ = order
     if schedule in ("gpipe", "looped_bfs", "1f1b"):
-        stages = rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
-        most = min(num_microbatches, pp - rank) if schedule == "1f1b" else num_microbatches
-        few: Sequence[Action] = short_actions(stages, most=most, several=most < num_microbatches)
+        most = min(number, pp - rank) if schedule == "1f1b" else number
+        few: Sequence[Action] = short_actions(order.held(rank), most=most, several=most < number)
     else:
-        short = steady_microbatches(
-            schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=_PEAK_ROUNDS
-        )
-        few = rank_actions(
-            schedule=schedule, pp=pp, num_microbatches=short, virtual_stages=virtual_stages
-        )[rank]
+        few = rank_actions(order.shortened(_PEAK_ROUNDS))[rank]
     each = moments_of_rank(few, stage_weights, kept_weights, resharded_to=resharded_to)
     return highest(chain.from_iterable(each))
 
@@ -236,19 +179,9 @@ halves of their backward pass."""
 
 
 @lru_cache(maxsize=256)
-def _peaks(
-    schedule: Schedule,
-    pp: int,
-    num_microbatches: int,
-    virtual_stages: int,
-    stage_weights: tuple[int, ...],
-) -> tuple[_Peak, ...]:
-    weights = stage_weights or (1,) * (pp * virtual_stages)
-    shape = {"schedule": schedule, "pp": pp, "virtual_stages": virtual_stages}
-    return tuple(
-        _peak_of_rank(todo, rank_stages(rank=rank, **shape), weights)  # type: ignore[arg-type]
-        for rank, todo in enumerate(rank_actions(num_microbatches=num_microbatches, **shape))
-    )
+def _peaks(order: Order, stage_weights: tuple[int, ...]) -> tuple[_Peak, ...]:
+    weights = stage_weights or (1,) * order.stages
+    return tuple(map(_peak_of_rank, rank_actions(order), order.all_held, (weights,) * order.pp))
 
 
 def _peak_of_rank(
@@ -276,31 +209,15 @@ def _peak_of_rank(
     return peak
 
 
-def steady_microbatches(*, schedule: Schedule, pp: int, num_microbatches: int, rounds: int) -> int:
-    """Fewer micro-batches with the same start and end: at most `rounds` rounds.
-
-    A round is of pp micro-batches, or of as many as the schedule sends through a stage in turn.
-    """
-    size = pp
-    if schedule in _ROUND_SCHEDULES:
-        size = round_microbatches(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
-    most = rounds * size
-    if num_microbatches <= most:
-        return num_microbatches
-    return most - size + num_microbatches % size
-
-
-def paired_passes(*, pp: int, num_microbatches: int) -> tuple[tuple[int, int], ...]:
+def paired_passes(order: Order) -> tuple[tuple[int, int], ...]:
     """For each rank of DualPipeV, how many forward passes of its (first, second) stage are side by
     side with a backward pass of the other one."""
-    lists = rank_actions(
-        schedule="dualpipev", pp=pp, num_microbatches=num_microbatches, virtual_stages=2
-    )
     found = []
-    for rank, actions in enumerate(lists):
-        pairs = overlapped_pairs(schedule="dualpipev", rank=rank, pp=pp, actions=actions)
-        first = [actions[at][0] for at in pairs if actions[at][2] == FORWARD]
-        found.append((first.count(rank), first.count(2 * pp - 1 - rank)))
+    for rank, actions in enumerate(rank_actions(order)):
+        pairs = overlapped_pairs(order, rank, actions)
+        stages = [actions[at][0] for at in pairs if actions[at][2] == FORWARD]
+        first, second = order.held(rank)
+        found.append((stages.count(first), stages.count(second)))
     return tuple(found)
 
 
@@ -309,42 +226,31 @@ STEADY_ROUNDS = 6
 
 
 @lru_cache(maxsize=1024)
-def stage_gathers(
-    *, schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int
-) -> tuple[tuple[int, ...], ...]:
+def stage_gathers(order: Order) -> tuple[tuple[int, ...], ...]:
     """For each rank, how often a step gathers the parameters of each of its stages.
 
     Under reshard never: once, but with more than `ACTIVE_STAGES` stages a rank, which torch drops
     and gathers again.
     """
-    shape = {"pp": pp, "virtual_stages": virtual_stages}
-    if virtual_stages <= ACTIVE_STAGES:
-        return ((1,) * virtual_stages,) * pp
-    short = steady_microbatches(
-        schedule=schedule, pp=pp, num_microbatches=num_microbatches, rounds=STEADY_ROUNDS
-    )
-    if schedule != "looped_bfs" and short < num_microbatches:
-        return _with_more_rounds(schedule, pp, num_microbatches, virtual_stages, short)
-    actions = rank_actions(schedule=schedule, num_microbatches=num_microbatches, **shape)
+    if order.virtual_stages <= ACTIVE_STAGES:
+        return ((1,) * order.virtual_stages,) * order.pp
+    short = order.shortened(STEADY_ROUNDS)
+    if order.schedule != "looped_bfs" and short != order:
+        return _with_more_rounds(order, short)
     return tuple(
-        _gathers_of_rank(todo, rank_stages(schedule=schedule, rank=rank, **shape))
-        for rank, todo in enumerate(actions)
+        tuple(map(Counter(stage for _, stage in gathers_in_turn(todo)).__getitem__, held))
+        for todo, held in zip(rank_actions(order), order.all_held, strict=True)
     )
 
 
-def _with_more_rounds(
-    schedule: Schedule, pp: int, num_microbatches: int, virtual_stages: int, short: int
-) -> tuple[tuple[int, ...], ...]:
+def _with_more_rounds(order: Order, short: Order) -> tuple[tuple[int, ...], ...]:
     """What so few micro-batches take, and once more for each further round what one round adds."""
-    size = round_microbatches(schedule=schedule, pp=pp, num_microbatches=num_microbatches)
-    size = size if size < num_microbatches else pp
-    shape = {"schedule": schedule, "pp": pp, "virtual_stages": virtual_stages}
-    most = stage_gathers(num_microbatches=short, **shape)
-    fewer = stage_gathers(num_microbatches=short - size, **shape)
-    rounds = (num_microbatches - short) // size
+    size = order.round_size if order.round_size < order.num_microbatches else order.pp
+    fewer = short._replace(num_microbatches=short.num_microbatches - size)
+    rounds = (order.num_microbatches - short.num_microbatches) // size
     return tuple(
         tuple(one + rounds * (one - other) for one, other in zip(now, before, strict=True))
-        for now, before in zip(most, fewer, strict=True)
+        for now, before in zip(stage_gathers(short), stage_gathers(fewer), strict=True)
     )
 
 
@@ -354,8 +260,3 @@ def gathers_in_turn(actions: Sequence[Action]) -> Iterator[tuple[int, int]]:
     for at, wanted in enumerate(gathered_stages(actions)):
         yield from ((at, stage) for stage in wanted if stage not in active)
         active = set(wanted)
-
-
-def _gathers_of_rank(actions: Sequence[Action], stages: tuple[int, ...]) -> tuple[int, ...]:
-    gathers = Counter(stage for _, stage in gathers_in_turn(actions))
-    return tuple(gathers[stage] for stage in stages)

@@ -16,10 +16,11 @@ from typing import TypeVar
 
 from fsdpplan.cost.model.params import kind_places, matmul_parameter_count
 from fsdpplan.cost.model.shards import Stage, blocks_mix
-from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, rank_stages
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, Order
 from fsdpplan.cost.schedule.moments import Moments, all_at_once, highest
 from fsdpplan.cost.schedule.order import (
     adding_stages,
+    layout_order,
     moments_of,
     peak_in_flight,
     peak_weights_pending,
@@ -223,7 +224,7 @@ def stage_kinds(*, model: Model, layout: Layout) -> StageKinds:
 
 def pipeline_ranks(*, model: Model, layout: Layout) -> tuple[Stage, ...]:
     """What each pipeline rank holds, over all its stages."""
-    return _ranks(*_split(model, layout), *_order(layout))
+    return _ranks(*_split(model, layout), _counted_order(layout))
 
 
 def fullest_ranks(*, model: Model, layout: Layout) -> tuple[tuple[Stage, int], ...]:
@@ -231,7 +232,7 @@ def fullest_ranks(*, model: Model, layout: Layout) -> tuple[tuple[Stage, int], .
     pipeline rank that differs: of equal ones, of that with most in flight."""
     if layout.pp == 1:
         return tuple((stage, model.layers) for stage in pipeline_ranks(model=model, layout=layout))
-    return _fullest_ranks(*_split(model, layout), *_order(layout), layout.num_microbatches)
+    return _fullest_ranks(*_split(model, layout), _counted_order(layout), layout.num_microbatches)
 
 
 def _split(model: Model, layout: Layout) -> _Split:
@@ -249,11 +250,12 @@ def _kinds(model: Model) -> _Kinds:
     return model.dense_blocks if model.experts else 0
 
 
-def _order(layout: Layout) -> tuple[Schedule, int, int]:
-    """What beside it decides what the ranks hold; the last is the number of micro-batches, 0 where
-    it says nothing."""
+def _counted_order(layout: Layout) -> Order:
+    """What beside it decides what the ranks hold: without the number of micro-batches where that
+    says nothing."""
     counts = layout.schedule in SPLIT_BACKWARD_SCHEDULES or layout.virtual_stages > ACTIVE_STAGES
-    return layout.schedule, layout.pp, layout.num_microbatches if counts else 0
+    number = layout.num_microbatches if counts else 0
+    return Order(layout.schedule, layout.pp, number, layout.virtual_stages)
 
 
 def layout_rank_stages(layout: Layout) -> tuple[tuple[int, ...], ...]:
@@ -265,12 +267,8 @@ def in_flight_blocks(*, model: Model, layout: Layout) -> tuple[int, ...]:
     """For each pipeline rank, (micro-batch, block) pairs alive at its schedule's worst moment."""
     if layout.pp == 1:
         return (model.layers,)
-    return _in_flight_blocks(
-        layout_stage_blocks(model=model, layout=layout),
-        layout.schedule,
-        layout.pp,
-        layout.num_microbatches,
-    )
+    blocks = layout_stage_blocks(model=model, layout=layout)
+    return _in_flight_blocks(blocks, layout_order(layout))
 
 
 def stage_moments(case: Case, stage: Stage, *, in_flight_blocks: int) -> Moments:
@@ -282,7 +280,7 @@ def stage_moments(case: Case, stage: Stage, *, in_flight_blocks: int) -> Moments
         return at_once
     found = _stage_moments(
         *_split(case.model, layout),
-        *_order(layout),
+        _counted_order(layout),
         layout.num_microbatches,
         stage,
         in_flight_blocks,
@@ -307,28 +305,18 @@ def _stage_moments(
     per_stage: tuple[int, ...],
     kinds: _Kinds,
     checkpoint_blocks: int,
-    schedule: Schedule,
-    pp: int,
-    counted_microbatches: int,
+    counted: Order,
     num_microbatches: int,
     stage: Stage,
     in_flight_blocks: int,
     resharded_to: int,
 ) -> Moments | None:
     split = (per_stage, kinds, checkpoint_blocks)
-    ranks = _ranks(*split, schedule, pp, counted_microbatches)
+    ranks, order = _ranks(*split, counted), counted._replace(num_microbatches=num_microbatches)
     kept = tuple(one.kept_blocks for one in _stages(*split)) if stage.kept_blocks else ()
-    in_flight = _in_flight_blocks(per_stage, schedule, pp, num_microbatches)
+    in_flight = _in_flight_blocks(per_stage, order)
     same = [
-        moments_of(
-            rank,
-            schedule=schedule,
-            pp=pp,
-            num_microbatches=num_microbatches,
-            stage_weights=per_stage,
-            kept_weights=kept,
-            resharded_to=resharded_to,
-        )
+        moments_of(order, rank, per_stage, kept, resharded_to)
         for rank, (holds, blocks) in enumerate(zip(ranks, in_flight, strict=True))
         if holds == stage and blocks == in_flight_blocks
     ]
@@ -378,29 +366,17 @@ def _stage_kinds(per_stage: tuple[int, ...], kinds: _Kinds, checkpoint_blocks: i
 
 @lru_cache(maxsize=4096)
 def _rank_stages(schedule: Schedule, pp: int, virtual_stages: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(
-        rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual_stages, rank=rank)
-        for rank in range(pp)
-    )
+    return Order(schedule, pp, 0, virtual_stages).all_held
 
 
 @lru_cache(maxsize=4096)
 def _ranks(
-    per_stage: tuple[int, ...],
-    kinds: _Kinds,
-    checkpoint_blocks: int,
-    schedule: Schedule,
-    pp: int,
-    num_microbatches: int,
+    per_stage: tuple[int, ...], kinds: _Kinds, checkpoint_blocks: int, order: Order
 ) -> tuple[Stage, ...]:
     stages = _stages(per_stage, kinds, checkpoint_blocks)
-    if pp == 1:
+    if order.pp == 1:
         return stages
-    virtual_stages = len(stages) // pp
-    shape = {"pp": pp, "num_microbatches": num_microbatches, "virtual_stages": virtual_stages}
-    waiting = peak_weights_pending(schedule=schedule, **shape)
-    gathers = stage_gathers(schedule=schedule, **shape)
-    adds = adding_stages(schedule=schedule, **shape)
+    waiting, gathers, adds = peak_weights_pending(order), stage_gathers(order), adding_stages(order)
     return tuple(
         Stage(
             blocks=sum(stages[index].blocks for index in held),
@@ -424,7 +400,7 @@ def _ranks(
                 if index  # the first stage's backward pass is never split
             ),
         )
-        for rank, held in enumerate(_rank_stages(schedule, pp, virtual_stages))
+        for rank, held in enumerate(order.all_held)
     )
 
 
@@ -433,13 +409,11 @@ def _fullest_ranks(
     per_stage: tuple[int, ...],
     kinds: _Kinds,
     checkpoint_blocks: int,
-    schedule: Schedule,
-    pp: int,
-    counted_microbatches: int,
+    counted: Order,
     num_microbatches: int,
 ) -> tuple[tuple[Stage, int], ...]:
-    ranks = _ranks(per_stage, kinds, checkpoint_blocks, schedule, pp, counted_microbatches)
-    in_flight = _in_flight_blocks(per_stage, schedule, pp, num_microbatches)
+    ranks = _ranks(per_stage, kinds, checkpoint_blocks, counted)
+    in_flight = _in_flight_blocks(per_stage, counted._replace(num_microbatches=num_microbatches))
     most: dict[Stage, int] = {}
     for stage, blocks in zip(ranks, in_flight, strict=True):
         most[stage] = max(blocks, most.get(stage, 0))
@@ -447,21 +421,11 @@ def _fullest_ranks(
 
 
 @lru_cache(maxsize=4096)
-def _in_flight_blocks(
-    per_stage: tuple[int, ...], schedule: Schedule, pp: int, num_microbatches: int
-) -> tuple[int, ...]:
-    virtual_stages = len(per_stage) // pp
-    alive = peak_in_flight(
-        schedule=schedule,
-        pp=pp,
-        num_microbatches=num_microbatches,
-        virtual_stages=virtual_stages,
-        stage_weights=per_stage,
-    )
+def _in_flight_blocks(per_stage: tuple[int, ...], order: Order) -> tuple[int, ...]:
     return tuple(
         max(
             sum(per_stage[index] for index in held),
             sum(count * per_stage[index] for count, index in zip(counts, held, strict=True)),
         )
-        for counts, held in zip(alive, _rank_stages(schedule, pp, virtual_stages), strict=True)
+        for counts, held in zip(peak_in_flight(order, per_stage), order.all_held, strict=True)
     )

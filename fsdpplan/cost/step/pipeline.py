@@ -1,6 +1,6 @@
 """Pipelines: a step of all ranks as one list of operations.
 
-A stage is a slice of the model; ranks hold stages as in `rank_stages` and do passes in the order of
+A stage is a slice of the model; ranks hold stages as in `Order.held` and do passes in the order of
 `rank_actions`. Under GPipe and 1F1B a rank waits for each message: torch issues the receive behind
 the compute before it and waits for it, and under 1F1B sends the rank's own message in the same
 call (torch 2.13 torch/distributed/pipelining/schedules.py, `_step_microbatches` of ScheduleGPipe
@@ -25,8 +25,8 @@ from fsdpplan.cost.schedule.actions import (
     FORWARD,
     PAIRED_BACKWARD,
     PAIRED_FORWARD,
+    Order,
     overlapped_pairs,
-    rank_stages,
     regathering_passes,
 )
 from fsdpplan.cost.schedule.order import rank_actions
@@ -83,24 +83,10 @@ class Op(NamedTuple):
 class Shape(NamedTuple):
     """What decides the operations, whatever they take."""
 
-    schedule: Schedule
-    pp: int
-    num_microbatches: int
-    virtual_stages: int
-    gathering: Gathering = ""
-    regathers: bool = False
+    order: Order
+    gathering: Gathering
+    regathers: bool
     """Forward passes leave their stage resharded."""
-
-    @property
-    def stages(self) -> int:
-        """Of all ranks."""
-        return self.pp * self.virtual_stages
-
-    def held(self, rank: int) -> tuple[int, ...]:
-        """The stages of a rank."""
-        return rank_stages(
-            schedule=self.schedule, pp=self.pp, virtual_stages=self.virtual_stages, rank=rank
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,14 +146,9 @@ class PipelineStep:
     @property
     def shape(self) -> Shape:
         """Which operations they are."""
-        return Shape(
-            schedule=self.schedule,
-            pp=len(self.passes) // self.virtual_stages,
-            num_microbatches=self.num_microbatches,
-            virtual_stages=self.virtual_stages,
-            gathering=self.gathering,
-            regathers=self.regathers,
-        )
+        pp = len(self.passes) // self.virtual_stages
+        order = Order(self.schedule, pp, self.num_microbatches, self.virtual_stages)
+        return Shape(order, self.gathering, self.regathers)
 
     @property
     def seconds(self) -> Seconds:
@@ -187,24 +168,21 @@ class PipelineStep:
 def pipeline_program(shape: Shape) -> PipelineProgram:
     """The operations of all ranks: each rank's as far as its inputs are there, in turn, until all
     is done."""
-    schedule, pp, count, virtual_stages, gathering, regathers = shape
-    lists = rank_actions(
-        schedule=schedule, pp=pp, num_microbatches=count, virtual_stages=virtual_stages
-    )
+    order, gathering, regathers = shape
+    schedule, pp, count, _ = order
+    lists, stages = rank_actions(order), order.stages
     pairs = [
-        regathering_passes(todo)
-        if regathers
-        else overlapped_pairs(schedule=schedule, rank=rank, pp=pp, actions=todo)
+        regathering_passes(todo) if regathers else overlapped_pairs(order, rank, todo)
         for rank, todo in enumerate(lists)
     ]
-    stages, waits = shape.stages, schedule in WAITING_SCHEDULES and pp > 1
-    links = _links([shape.held(rank) for rank in range(pp)])
+    waits = schedule in WAITING_SCHEDULES and pp > 1
+    links = _links(order.all_held)
     ops: list[tuple[int, int, int]] = []
     number = 0
     gather_of = [START] * stages
     if gathering in ("ahead", "beside"):
-        for rank in range(pp):
-            for stage in shape.held(rank):
+        for rank, held in enumerate(order.all_held):
+            for stage in held:
                 ops += ((pp + rank, GATHER * stages + stage, START),)
                 gather_of[stage] = number = number + 1
     # number of what hands over each micro-batch, forward and back; 0 as long as there is none
@@ -259,7 +237,7 @@ def pipeline_program(shape: Shape) -> PipelineProgram:
     return PipelineProgram(ops=tuple(ops), passes=tuple(map(tuple, passes)), last=tuple(last))
 
 
-def _links(held: list[tuple[int, ...]]) -> tuple[list[int], list[int]]:
+def _links(held: tuple[tuple[int, ...], ...]) -> tuple[list[int], list[int]]:
     """The link on which each stage sends forward and backward; -1: its neighbour is on the same
     rank, or there is none. Links 2 r and 2 r + 1 lead from rank r to the ranks behind and before
     it; of two ranks each has one."""

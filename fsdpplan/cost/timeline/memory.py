@@ -27,7 +27,7 @@ from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.play.heap import Moment, Phase
 from fsdpplan.cost.schedule.moments import Moment as RankMoment
 from fsdpplan.cost.schedule.moments import moments_of_rank
-from fsdpplan.cost.schedule.order import rank_actions
+from fsdpplan.cost.schedule.order import layout_order, rank_actions
 from fsdpplan.cost.schedule.stages import (
     in_flight_blocks,
     layout_stage_blocks,
@@ -296,12 +296,7 @@ def _earlier_unit(unit: UnitSizes, *, reduces: bool) -> UnitSizes:
 def _pipeline(rank: _Rank, actions: Sequence[tuple[float, float]]) -> list[_At]:
     """What a rank holds in each action of its schedule."""
     case, layout, s = rank.case, rank.case.layout, rank.sizes
-    todo = rank_actions(
-        schedule=layout.schedule,
-        pp=layout.pp,
-        num_microbatches=layout.num_microbatches,
-        virtual_stages=layout.virtual_stages,
-    )[rank.number]
+    todo = rank_actions(layout_order(layout))[rank.number]
     kept = [one.kept_blocks for one in pipeline_stages(model=case.model, layout=layout)]
     each = moments_of_rank(
         todo,

@@ -22,7 +22,7 @@ from fsdpplan.cost.schedule.actions import (
     Action,
     regathering_passes,
 )
-from fsdpplan.cost.schedule.order import gathers_in_turn, round_microbatches
+from fsdpplan.cost.schedule.order import gathers_in_turn, layout_order
 from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks, pipeline_stages
 from fsdpplan.cost.step.pipeline import PipelineStep
 from fsdpplan.cost.timeline.data_parallel import (
@@ -372,11 +372,7 @@ def _reductions(shape: _Shape, rank: int, lanes: Lanes) -> None:
     clock = 0.0
     if layout.sharding == "fsdp":
         rounds = reduced_rounds(training=case.training, layout=layout)
-        size = round_microbatches(
-            schedule=layout.schedule,
-            pp=layout.pp,
-            num_microbatches=layout.num_microbatches,
-        )
+        size = layout_order(layout).round_size
         moments = sorted(
             (ends[stage][-1 if number == rounds - 1 else (number + 1) * size - 1], stage, number)
             for stage in held

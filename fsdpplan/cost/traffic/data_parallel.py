@@ -58,7 +58,7 @@ from fsdpplan.cost.network.placement import (
     shard_group,
     tp_group,
 )
-from fsdpplan.cost.schedule.order import round_microbatches
+from fsdpplan.cost.schedule.order import layout_order
 from fsdpplan.cost.traffic.calls import Calls
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, Layout
 from fsdpplan.spec.model import Model
@@ -191,10 +191,7 @@ def reduced_rounds(*, training: Training, layout: Layout) -> int:
     micro-batches that goes through it."""
     if not training.traits.reduces_rounds:
         return 1
-    number = layout.num_microbatches
-    return number // round_microbatches(
-        schedule=layout.schedule, pp=layout.pp, num_microbatches=number
-    )
+    return layout.num_microbatches // layout_order(layout).round_size
 
 
 def norm_calls(case: Case, stage: Stage) -> Iterator[Calls]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fsdpplan.cost.model.shards import Stage
-from fsdpplan.cost.schedule.order import round_microbatches
+from fsdpplan.cost.schedule.order import layout_order
 from fsdpplan.spec.layout import Layout
 
 
@@ -42,7 +42,7 @@ def flights(layout: Layout, stage: Stage, rank: int) -> Iterator[Flight]:
         graded, rows = 2 if number > pp else int(number > 1), min(number, pp - rank)
         yield Flight(graded, rows * stage.blocks, rows, 1)
         return
-    a_round = round_microbatches(schedule=layout.schedule, pp=pp, num_microbatches=number)
+    a_round = layout_order(layout).round_size
     pieces = [piece.blocks for piece in stage.pieces]
     of_the_last = min(a_round, 2 * (pp - 1 - rank) + 1)
     yield Flight(

@@ -35,8 +35,7 @@ from fsdpplan.cost.model.shards import (
     stage_elements,
     whole_model,
 )
-from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
-from fsdpplan.cost.schedule.order import round_microbatches
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, Order
 from fsdpplan.cost.schedule.stages import (
     balanced_stage_blocks,
     head_blocks,
@@ -255,9 +254,7 @@ class Room:
             return Flight(0, stage.blocks, 1, 1)
         graded = 0
         if known == "usual":
-            a_round = round_microbatches(
-                schedule="interleaved_1f1b", pp=pp, num_microbatches=number
-            )
+            a_round = Order("interleaved_1f1b", pp, number, 2).round_size
             graded = graded_when_interleaved(number, a_round)
         rows = min(number, pp - rank)
         return Flight(graded, rows * stage.blocks, rows, 1)

@@ -13,7 +13,7 @@ from fsdpplan.cost.estimate import step_time
 from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.overlap.pipeline_passes import pipeline_parts, regathering_seconds
 from fsdpplan.cost.schedule.actions import BACKWARD, FORWARD, regathering_passes
-from fsdpplan.cost.schedule.order import rank_actions
+from fsdpplan.cost.schedule.order import layout_order, rank_actions
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.timeline.timeline import step_timeline
 from fsdpplan.cost.traffic.rank import step_calls
@@ -95,12 +95,7 @@ def test_each_micro_batch_gathers_the_blocks_of_a_stage_once_more(rank: int) -> 
 @given(freed_cases())
 def test_passes_behind_forward_passes_gather(drawn: Case) -> None:
     layout = drawn.layout
-    for todo in rank_actions(
-        schedule=layout.schedule,
-        pp=layout.pp,
-        num_microbatches=layout.num_microbatches,
-        virtual_stages=layout.virtual_stages,
-    ):
+    for todo in rank_actions(layout_order(layout)):
         found = regathering_passes(todo)
         assert len(found) == sum(kind == FORWARD for _, _, kind in todo)
         backward = {at for at, (_, _, kind) in enumerate(todo) if kind == BACKWARD}

@@ -276,7 +276,7 @@ def test_operations_come_behind_what_they_wait_for_and_messages_are_those_betwee
         assert ends[number] >= ends[after] + step.seconds[at]
         assert 0 <= stream < 4 * pp
     turns = sum(
-        len({r for r in range(pp) if {s, s + 1} <= set(step.shape.held(r))})
+        len({r for r in range(pp) if {s, s + 1} <= set(step.shape.order.held(r))})
         for s in range(stages - 1)
     )
     sent = [stream for stream, at, _ in program.ops if at == SEND]

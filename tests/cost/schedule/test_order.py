@@ -20,8 +20,8 @@ from fsdpplan.cost.schedule.actions import (
     BACKWARD_WEIGHT,
     FORWARD,
     Action,
+    Order,
     overlapped_pairs,
-    rank_stages,
 )
 from fsdpplan.cost.schedule.order import (
     SIMULATED_SCHEDULES,
@@ -31,7 +31,6 @@ from fsdpplan.cost.schedule.order import (
     peak_in_flight,
     rank_actions,
     stage_gathers,
-    steady_microbatches,
 )
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Schedule
@@ -101,7 +100,7 @@ def _executed(theirs: str, rank: int, pp: int, count: int) -> tuple[Action, ...]
 def test_single_stage_orders_are_those_of_torch(
     ours: Schedule, theirs: str, pp: int, count: int
 ) -> None:
-    found = rank_actions(schedule=ours, pp=pp, num_microbatches=count, virtual_stages=1)
+    found = rank_actions(Order(schedule=ours, pp=pp, num_microbatches=count, virtual_stages=1))
     assert found == tuple(_executed(theirs, rank, pp, count) for rank in range(pp))
 
 
@@ -111,7 +110,9 @@ def test_multi_stage_orders_are_those_of_torch(ours: Schedule, pp: int) -> None:
     counts = [m for m in (1, 2, 3, 4, 6, 10, 16, 33) if _takes(ours, pp, m)]
     for count, virtual in product(counts, (2,) if ours in IN_V else (1, 2, 3)):
         table = _torch_table(MULTI[ours], pp, count, virtual)
-        found = rank_actions(schedule=ours, pp=pp, num_microbatches=count, virtual_stages=virtual)
+        found = rank_actions(
+            Order(schedule=ours, pp=pp, num_microbatches=count, virtual_stages=virtual)
+        )
         assert found == tuple(_compute(table[rank]) for rank in range(pp))
 
 
@@ -120,11 +121,13 @@ def test_multi_stage_orders_are_those_of_torch(ours: Schedule, pp: int) -> None:
 def test_passes_side_by_side_are_the_overlapped_pairs_of_torch(pp: int, more: int) -> None:
     count = 2 * pp + more
     table = _torch_table("DualPipeV", pp, count, 2)
-    ours = rank_actions(schedule="dualpipev", pp=pp, num_microbatches=count, virtual_stages=2)
-    numbers = paired_passes(pp=pp, num_microbatches=count)
+    ours = rank_actions(
+        Order(schedule="dualpipev", pp=pp, num_microbatches=count, virtual_stages=2)
+    )
+    numbers = paired_passes(Order("dualpipev", pp, count, 2))
     for rank, actions in enumerate(ours):
         theirs = [action for action in table[rank] if action and action.sub_actions]
-        at = overlapped_pairs(schedule="dualpipev", rank=rank, pp=pp, actions=actions)
+        at = overlapped_pairs(Order("dualpipev", pp, count, 2), rank, actions)
         assert tuple(actions[one] for one in sorted(at)) == _compute(theirs)
         firsts = [action.sub_actions[0].stage_index for action in theirs]
         assert numbers[rank] == (firsts.count(rank), firsts.count(2 * pp - 1 - rank))
@@ -136,7 +139,7 @@ def test_stages_lie_on_the_ranks_that_torch_gives_them(schedule: Schedule, pp: i
     style = "v" if schedule in IN_V else "loop"
     expected = pipelining_utils.generate_rank_to_stage_mapping(pp, 2 * pp, style)
     for rank in range(pp):
-        found = rank_stages(schedule=schedule, pp=pp, virtual_stages=2, rank=rank)
+        found = Order(schedule, pp, 0, 2).held(rank)
         assert list(found) == expected[rank]
 
 
@@ -152,7 +155,9 @@ def test_every_micro_batch_goes_once_forward_and_once_back(
     virtual = {"gpipe": 1, "1f1b": 1, "zbv": 2, "dualpipev": 2}.get(schedule, virtual)
     if not _takes(schedule, pp, count):
         return
-    lists = rank_actions(schedule=schedule, pp=pp, num_microbatches=count, virtual_stages=virtual)
+    lists = rank_actions(
+        Order(schedule=schedule, pp=pp, num_microbatches=count, virtual_stages=virtual)
+    )
     done = Counter(action for todo in lists for action in todo)
     assert set(done.values()) == {1}
     for stage in range(pp * virtual):
@@ -173,13 +178,15 @@ def test_gathers_are_those_that_torch_adds(
     schedule: Schedule, pp: int, count: int, virtual: int
 ) -> None:
     table = _torch_table(MULTI[schedule], pp, count, virtual)
-    found = stage_gathers(schedule=schedule, pp=pp, num_microbatches=count, virtual_stages=virtual)
+    found = stage_gathers(
+        Order(schedule=schedule, pp=pp, num_microbatches=count, virtual_stages=virtual)
+    )
     for rank in range(pp):
         lowered = schedules._add_unshard_reshard(list(table[rank]))
         gathers = Counter(
             action.stage_index for action in lowered if action.computation_type == schedules.UNSHARD
         )
-        stages = rank_stages(schedule=schedule, pp=pp, virtual_stages=virtual, rank=rank)
+        stages = Order(schedule, pp, 0, virtual).held(rank)
         assert found[rank] == tuple(gathers[stage] for stage in stages)
 
 
@@ -191,19 +198,21 @@ def test_gathers_of_many_rounds_are_those_of_the_whole_list(
     if not _takes(schedule, pp, count):
         return
     shape: dict[str, Any] = {"schedule": schedule, "pp": pp, "virtual_stages": virtual}
-    found = stage_gathers(num_microbatches=count, **shape)
-    lists = rank_actions(num_microbatches=count, **shape)
+    found = stage_gathers(Order(num_microbatches=count, **shape))
+    lists = rank_actions(Order(num_microbatches=count, **shape))
     for rank, todo in enumerate(lists):
         counts = Counter(stage for _, stage in gathers_in_turn(todo))
-        assert found[rank] == tuple(counts[stage] for stage in rank_stages(rank=rank, **shape))
+        assert found[rank] == tuple(
+            counts[stage] for stage in Order(num_microbatches=count, **shape).held(rank)
+        )
 
 
 @given(st.integers(1, 8), st.integers(1, 40))
 def test_one_f_one_b_holds_as_many_micro_batches_as_stages_follow(pp: int, count: int) -> None:
-    held = peak_in_flight(schedule="1f1b", pp=pp, num_microbatches=count, virtual_stages=1)
+    held = peak_in_flight(Order(schedule="1f1b", pp=pp, num_microbatches=count, virtual_stages=1))
     assert held == tuple((min(count, pp - rank),) for rank in range(pp))
     for rank, todo in enumerate(
-        rank_actions(schedule="1f1b", pp=pp, num_microbatches=count, virtual_stages=1)
+        rank_actions(Order(schedule="1f1b", pp=pp, num_microbatches=count, virtual_stages=1))
     ):
         alive = list(accumulate(-1 if kind else 1 for _, _, kind in todo))
         assert held[rank] == (max(alive),)
@@ -222,21 +231,25 @@ def test_the_peak_is_that_of_the_whole_list(schedule: Schedule, pp: int, count: 
         "num_microbatches": count,
         "virtual_stages": virtual,
     }
-    for held, todo in zip(peak_in_flight(**shape), rank_actions(**shape), strict=True):
+    for held, todo in zip(
+        peak_in_flight(Order(**shape)), rank_actions(Order(**shape)), strict=True
+    ):
         change = {FORWARD: 1, BACKWARD_INPUT: 0}
         assert sum(held) == max(accumulate(change.get(kind, -1) for _, _, kind in todo))
 
 
 @given(st.integers(1, 8), st.integers(1, 40))
 def test_gpipe_holds_all_micro_batches(pp: int, count: int) -> None:
-    held = peak_in_flight(schedule="gpipe", pp=pp, num_microbatches=count, virtual_stages=1)
+    held = peak_in_flight(Order(schedule="gpipe", pp=pp, num_microbatches=count, virtual_stages=1))
     assert held == ((count,),) * pp
 
 
 @given(st.integers(2, 6), st.integers(1, 12), st.integers(1, 3))
 def test_interleaving_holds_more_the_earlier_the_rank(pp: int, rounds: int, virtual: int) -> None:
     held = peak_in_flight(
-        schedule="interleaved_1f1b", pp=pp, num_microbatches=rounds * pp, virtual_stages=virtual
+        Order(
+            schedule="interleaved_1f1b", pp=pp, num_microbatches=rounds * pp, virtual_stages=virtual
+        )
     )
     sums = [sum(chunks) for chunks in held]
     most = rounds * pp * virtual
@@ -246,7 +259,9 @@ def test_interleaving_holds_more_the_earlier_the_rank(pp: int, rounds: int, virt
 @given(st.integers(2, 8), st.integers(4, 12))
 def test_zbv_holds_the_same_on_every_rank(pp: int, rounds: int) -> None:
     """The first arm holds much on the first ranks, the second on the last: the point of the V."""
-    held = peak_in_flight(schedule="zbv", pp=pp, num_microbatches=rounds * pp, virtual_stages=2)
+    held = peak_in_flight(
+        Order(schedule="zbv", pp=pp, num_microbatches=rounds * pp, virtual_stages=2)
+    )
     sums = [sum(arms) for arms in held]
     assert max(sums) - min(sums) <= 1
     assert max(sums) <= 2 * pp
@@ -256,7 +271,7 @@ def test_zbv_holds_the_same_on_every_rank(pp: int, rounds: int) -> None:
 def test_a_shortened_run_keeps_the_remainder(schedule: Schedule, pp: int, count: int) -> None:
     if not _takes(schedule, pp, count):
         return
-    short = steady_microbatches(schedule=schedule, pp=pp, num_microbatches=count, rounds=4)
+    short = Order(schedule, pp, count, 2).shortened(4).num_microbatches
     round_size = count // max(1, count // pp) if schedule == "interleaved_1f1b" else pp
     assert short <= count
     assert short <= 4 * round_size
@@ -272,12 +287,12 @@ def test_torch_refuses_uneven_rounds_and_short_1f1b() -> None:
         assert microbatches_refusal(schedule=schedule, pp=4, num_microbatches=9)
         assert not microbatches_refusal(schedule=schedule, pp=4, num_microbatches=10)
         with pytest.raises(SpecError, match="2 equal rounds"):
-            rank_actions(schedule=schedule, pp=4, num_microbatches=9, virtual_stages=2)
+            rank_actions(Order(schedule=schedule, pp=4, num_microbatches=9, virtual_stages=2))
 
 
 def test_a_schedule_that_is_none_is_refused() -> None:
     with pytest.raises(SpecError, match="cannot be predicted"):
-        rank_actions(schedule="none", pp=2, num_microbatches=4, virtual_stages=2)
+        rank_actions(Order(schedule="none", pp=2, num_microbatches=4, virtual_stages=2))
 
 
 @pytest.mark.parametrize(
@@ -293,4 +308,4 @@ def test_other_numbers_of_stages_a_rank_are_refused(
     schedule: Schedule, virtual: int, words: str
 ) -> None:
     with pytest.raises(SpecError, match=words):
-        rank_actions(schedule=schedule, pp=2, num_microbatches=4, virtual_stages=virtual)
+        rank_actions(Order(schedule=schedule, pp=2, num_microbatches=4, virtual_stages=virtual))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.schedule.order import microbatches_refusal, moments_of
+from fsdpplan.cost.schedule.order import layout_order, microbatches_refusal, moments_of
 from fsdpplan.cost.schedule.stages import layout_stage_blocks, pipeline_ranks
 from fsdpplan.search.bounds.flight import flights
 from fsdpplan.spec.layout import Layout, Schedule
@@ -28,13 +28,8 @@ def test_there_is_a_backward_pass_with_as_much(
     rank = data.draw(st.integers(0, pp - 1))
     layout = Layout(pp=pp, num_microbatches=number, schedule=schedule, virtual_stages=stages)
     stage = pipeline_ranks(model=WIDE, layout=layout)[rank]
-    moments = moments_of(
-        rank,
-        schedule=schedule,
-        pp=pp,
-        num_microbatches=number,
-        stage_weights=layout_stage_blocks(model=WIDE, layout=layout),
-    )
+    blocks = layout_stage_blocks(model=WIDE, layout=layout)
+    moments = moments_of(layout_order(layout), rank, blocks)
     for flight in flights(layout, stage, rank):
         graded = stage.blocks if flight.graded == 2 else flight.graded_blocks
         assert any(
