@@ -26,6 +26,7 @@ from functools import lru_cache
 from math import comb, gcd
 from typing import Literal
 
+from fsdpplan.cost.model.attention_kernel import EXTRA_WIDTH
 from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.model.params import Place
 from fsdpplan.cost.network.collectives import collective_seconds
@@ -163,10 +164,6 @@ def _missed(of: float, there: float, active: int) -> float:
     return comb(round(of - there), active) / comb(round(of), active)
 
 
-ALIBI_COLUMNS = 8
-"""Columns that the trainer adds to queries and keys, whose product is the bias by distance."""
-
-
 def traded_heads_calls(case: Case) -> Iterator[BlockCall]:
     """Two all-to-alls a pass, all exposed.
 
@@ -208,7 +205,7 @@ def traded_widths(model: Model, layout: Layout) -> tuple[int, int]:
     group, copies = heads // keys, layout.cp // gcd(keys, layout.cp)
     repeated, added = keys * _multiple(group, copies), _multiple(keys, layout.cp) * group
     heads, keys = (added, added // group) if added < repeated else (repeated, keys * copies)
-    key_width = model.head_dim + (ALIBI_COLUMNS if model.positions == "alibi" else 0)
+    key_width = model.head_dim + (EXTRA_WIDTH if model.positions == "alibi" else 0)
     value_width = model.value_dim // model.heads
     return heads * key_width + keys * (key_width + value_width), heads * value_width
 
