@@ -6,7 +6,6 @@ that the program reads.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
@@ -19,10 +18,13 @@ from fsdpplan.spec.trainer_options import (
     STEPS,
     Option,
     TrainerOptions,
+    data_share,
     default_decay_steps,
     default_learning_rate,
     default_warmup_steps,
+    group_settings,
     options_of,
+    step_window,
 )
 from fsdpplan.spec.training import Training
 from fsdpplan.spec.values import require_choice, require_positive
@@ -32,9 +34,6 @@ UNCOUNTED_STEPS = 10**9
 
 DASHBOARDS = ("tensorboard", "wandb", "mlflow")
 """Options that need the Python package of the same name."""
-
-_WEIGHT = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
-_WINDOW = re.compile(r"0*[1-9][0-9]{0,8}:0*[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ class Trainer(TrainerOptions):
                 "all weights out, for each source to have its share by its tokens"
             )
         for text, weight in zip(self.sources, weights, strict=True):
-            if weight == 0:
+            if weight is not None and not float(weight):
                 raise SpecError(f"data {text!r} has a weight of 0: give it more, or leave it out")
 
     def _check_windows(self) -> None:
@@ -114,9 +113,10 @@ class Trainer(TrainerOptions):
         text = getattr(self, name)
         if text is None:
             return None
-        if not _WINDOW.fullmatch(text):
-            raise SpecError(f"{name} {text!r} must be START:STEPS, such as 10:3 for steps 10 to 12")
-        first, steps = map(int, text.split(":"))
+        try:
+            first, steps = step_window(text)
+        except ValueError as error:
+            raise SpecError(f"{name} {error}") from error
         if self.steps is not None and first + steps - 1 > self.steps:
             raise SpecError(
                 f"{name} {text} ends after the last step, {self.steps}: begin "
@@ -262,42 +262,8 @@ def _is_given(program: Trainer, name: str) -> bool:
     return getattr(program, name) is not None
 
 
-_GROUP_SETTING = re.compile(r"(lr|weight_decay)=(.+)")
-
-
-def _check_group(text: str) -> None:
-    """As `trainer/groups.py` reads it; a test compares both."""
-    pattern, _, rest = text.rpartition(":")
-    said = [_GROUP_SETTING.fullmatch(part) for part in rest.split(",")]
-    names = [match[1] for match in said if match]
-    if pattern.strip() != pattern or not pattern or None in said or len(set(names)) < len(said):
-        raise SpecError(
-            f"param_group {text!r} must be PATTERN:SETTINGS with lr (times the learning rate) and "
-            "weight_decay, each once, such as 'tok_embeddings*:lr=0.1,weight_decay=0'"
-        )
-    for match in said:
-        assert match is not None
-        try:
-            value = float(match[2])
-        except ValueError:
-            value = -1.0
-        if not 0 <= value < float("inf"):
-            raise SpecError(
-                f"param_group {text!r} says {match[2]!r} where a number of at least 0 must be: "
-                "type one, as in lr=0.1"
-            )
-
-
 def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else value
-
-
-def data_share(text: str) -> tuple[str, float | None]:
-    """(path, weight) of one `--data PATH[=WEIGHT]`; a number behind the last `=` is a weight."""
-    path, equals, number = text.rpartition("=")
-    if path and equals and _WEIGHT.fullmatch(number):
-        return path, float(number)
-    return text, None
 
 
 def _check(name: str, value: Any, kind: Any, option: Option) -> None:
@@ -306,7 +272,10 @@ def _check(name: str, value: Any, kind: Any, option: Option) -> None:
             raise SpecError(f"{name} must be a text or a tuple of these, not {value!r}")
         if name == "param_group":
             for each in _several(value):
-                _check_group(each)
+                try:
+                    group_settings(each)
+                except ValueError as error:
+                    raise SpecError(f"param_group {error}") from error
         return
     if kind is int:
         least = option.least or 0

@@ -7,6 +7,7 @@ job folder has it in the copy of the trainer.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -49,6 +50,9 @@ NUMBERS_VARIABLE = "FSDPPLAN_NUMBERS"
 
 MOST_WARMUP_STEPS = 2000
 
+_WEIGHT = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
+_WINDOW = re.compile(r"0*[1-9][0-9]{0,8}:0*[1-9][0-9]{0,8}")
+
 AdamW = Literal["fused", "foreach", "loop"]
 LrSchedule = Literal["cosine", "linear", "wsd", "constant"]
 OnSpike = Literal["none", "skip", "rollback"]
@@ -69,6 +73,50 @@ def default_decay_steps(steps: int) -> int:
     """Steps of decay of `wsd` where none are told: a tenth (MiniCPM, arXiv 2404.06395: 10 % are
     enough)."""
     return max(1, steps // 10)
+
+
+def data_share(text: str) -> tuple[str, str | None]:
+    """(path, weight) of one `--data PATH[=WEIGHT]`. A number behind the last `=` is a weight, so a
+    path that ends like that needs one: `runs/lr=0.3=1`."""
+    path, equals, number = text.rpartition("=")
+    return (path, number) if path and equals and _WEIGHT.fullmatch(number) else (text, None)
+
+
+def step_window(text: str) -> tuple[int, int]:
+    """(first step, number of steps) of START:STEPS. Raises ValueError."""
+    if not _WINDOW.fullmatch(text):
+        raise ValueError(f"{text!r} must be START:STEPS, such as 10:3 for steps 10 to 12")
+    first, steps = map(int, text.split(":"))
+    return first, steps
+
+
+def group_settings(text: str) -> tuple[str, dict[str, float]]:
+    """(pattern, settings) of one `--param-group PATTERN:lr=X,weight_decay=Y`. Raises ValueError."""
+    pattern, colon, rest = text.rpartition(":")
+    said = [part.partition("=") for part in rest.split(",")]
+    if not (colon and pattern.strip() == pattern != ""):
+        raise ValueError(f"{text!r} must be PATTERN:SETTINGS, such as 'norm*:weight_decay=0'")
+    if len({name for name, _, _ in said}) < len(said):
+        raise ValueError(f"{text!r} says a setting twice: leave one out")
+    unknown = next((name for name, _, _ in said if name not in ("lr", "weight_decay")), None)
+    if unknown is not None:
+        raise ValueError(
+            f"{text!r} says {unknown!r}: a group has lr (times the learning rate) and "
+            "weight_decay; lr=0 keeps parameters as they are"
+        )
+    return pattern, {name: _setting(value, text) for name, _, value in said}
+
+
+def _setting(value: str, text: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise ValueError(
+            f"{text!r} says {value!r} where a number of at least 0 must be: type one, as in lr=0.1"
+        )
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

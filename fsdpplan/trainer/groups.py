@@ -6,14 +6,12 @@ which no layout changes. Of several groups the first that matches counts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from .errors import TrainerError
-
-SETTINGS = ("lr", "weight_decay")
+from .shared import trainer_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,31 +31,8 @@ class ParameterGroup:
 
 def parse_group(text: str) -> ParameterGroup:
     """The group that `text` says. Raises ValueError."""
-    pattern, colon, rest = text.rpartition(":")
-    said = [part.partition("=") for part in rest.split(",")]
-    if not (colon and pattern.strip() == pattern != ""):
-        raise ValueError(f"{text!r} must be PATTERN:SETTINGS, such as 'norm*:weight_decay=0'")
-    if len({name for name, _, _ in said}) < len(said):
-        raise ValueError(f"{text!r} says a setting twice: leave one out")
-    values = {}
-    for name, _, value in said:
-        if name not in SETTINGS:
-            raise ValueError(
-                f"{text!r} says {name!r}: a group has lr (times the learning rate) and "
-                "weight_decay; lr=0 keeps parameters as they are"
-            )
-        values[name] = _number(value, text)
-    return ParameterGroup(pattern=pattern, **values)
-
-
-def _number(value: str, text: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{text!r} says {value!r} where a number of at least 0 must be")
-    return number
+    pattern, settings = trainer_options.group_settings(text)
+    return ParameterGroup(pattern=pattern, **settings)
 
 
 def group_of(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup | None:

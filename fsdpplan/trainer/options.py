@@ -239,13 +239,10 @@ rank_list.__name__ = "list of ranks"
 
 def step_window(text: str) -> tuple[int, int]:
     """An argparse type: START:STEPS, both at least 1."""
-    first, colon, steps = text.partition(":")
-    if not colon:
-        raise argparse.ArgumentTypeError(f"{text!r} must be START:STEPS, such as 10:3")
-    return whole(1)(first), whole(1)(steps)
-
-
-step_window.__name__ = "START:STEPS"
+    try:
+        return trainer_options.step_window(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parameter_group(text: str) -> ParameterGroup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,14 +12,13 @@ from hypothesis import strategies as st
 
 from fsdpplan.emit.trainer_program import (
     Trainer,
-    data_share,
     decay_steps,
     peak_learning_rate,
     require_meaning,
     warmup_steps,
 )
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.trainer_options import TrainerOptions, options_of
+from fsdpplan.spec.trainer_options import TrainerOptions, data_share, options_of
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer import schedule
 from fsdpplan.trainer.options import parse_options
@@ -74,13 +74,21 @@ def test_switches_are_words_only_where_they_change_something() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["web/", "web=0.7", "a=b=2", "lr=0.3=1", "=3", "a=", "a=1e3", "a=-1", "a=.5", "a=1.", "a=nan"],
+    ("text", "weight"),
+    [
+        ("web/", None),
+        ("web=0.7", "0.7"),
+        ("a=b=2", "2"),
+        ("lr=0.3=1", "1"),
+        ("a=.5", ".5"),
+        ("a=1.", "1."),
+        *((bare, None) for bare in ("=3", "a=", "a=1e3", "a=-1", "a=nan")),
+    ],
 )
-def test_a_weight_is_told_from_a_path_as_the_trainer_does(text: str) -> None:
-    path, weight = data_share(text)
-    own = share_of(text)
-    assert (path, weight) == (own.path, None if own.weight is None else float(own.weight))
+def test_a_weight_is_a_number_behind_a_path(text: str, weight: str | None) -> None:
+    path = text if weight is None else text.removesuffix(f"={weight}")
+    assert data_share(text) == (path, weight)
+    assert share_of(text) == (path, None if weight is None else Fraction(weight))
 
 
 def test_sources_of_a_mixture_are_words_of_their_own() -> None:

@@ -27,7 +27,6 @@ from fsdpplan.emit.slurm.survival import Survival
 from fsdpplan.emit.trainer_program import (
     DASHBOARDS,
     Trainer,
-    data_share,
     is_fine_tuning,
     peak_learning_rate,
     require_meaning,
@@ -42,6 +41,7 @@ from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.search.pins import fine_tuning_batch
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
+from fsdpplan.spec.trainer_options import data_share
 from fsdpplan.spec.training import program_named
 from fsdpplan.topology.probe import lacking_packages
 from fsdpplan.units import format_count

@@ -8,10 +8,11 @@ from fsdpplan.emit.job import Job, saves_to
 from fsdpplan.emit.nccl.cloud import cloud_scripts
 from fsdpplan.emit.nccl.environment import environment
 from fsdpplan.emit.nccl.rules import is_nvidia, network_between
-from fsdpplan.emit.trainer_program import Trainer, data_share
+from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.node import look, meet, near
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.torch_features import NUMA_BINDING, torch_need
+from fsdpplan.spec.trainer_options import data_share
 
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 """Where the driver has them. Source: CUDA driver API, cuMemCreate; NVIDIA IMEX guide."""

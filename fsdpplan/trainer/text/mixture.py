@@ -7,7 +7,6 @@ Which source sequence `n` is of, and which of its own, is a function of the weig
 from __future__ import annotations
 
 import math
-import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -16,8 +15,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ..errors import TrainerError
-
-WEIGHT = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
+from ..shared import trainer_options
 
 MOST_PARTS = 100_000
 """Weights are rounded to this part of the whole, where they are no simple fractions."""
@@ -32,12 +30,9 @@ class Share(NamedTuple):
 
 
 def share_of(text: str) -> Share:
-    """`PATH` or `PATH=WEIGHT`. A number behind the last `=` is a weight, so a path that ends like
-    that needs one: `runs/lr=0.3=1`."""
-    path, equals, number = text.rpartition("=")
-    if path and equals and WEIGHT.fullmatch(number):
-        return Share(path, Fraction(number))
-    return Share(text, None)
+    """`PATH` or `PATH=WEIGHT`."""
+    path, weight = trainer_options.data_share(text)
+    return Share(path, None if weight is None else Fraction(weight))
 
 
 def require_shares(shares: Sequence[Share]) -> None:
