@@ -117,7 +117,8 @@ site: $(VENV)/.docs  ## make the documentation a site in build/site, searchable 
 recipes: $(VENV)/.dev  ## search for the recipes' questions again, in two minutes
 	$(BIN)/python docs/recipes.py --search
 
-fit: $(VENV)/.dev  ## fit the profiles' constants to the tables again, in about five minutes
+fit: $(VENV)/.dev  ## fit the profiles' constants to the tables again, in about five minutes; OWN= a folder of tests/gpu/session.sh joins them
+	test -z "$(OWN)" || PYTHONPATH=. $(BIN)/python tests/benchmarks/single_gpu_rows.py "$(OWN)"
 	$(BIN)/python -m fsdpplan.validate.fit.kernels
 	$(BIN)/python -m fsdpplan.validate.fit.steps
 	$(BIN)/python -m fsdpplan.validate.fit.memory

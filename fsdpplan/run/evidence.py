@@ -46,6 +46,10 @@ def rows_at(path: Path) -> list[MeasuredRow]:
     return list(read_runs(path)) if _is_table(path) else [*evidence_at(path).rows]
 
 
+MEASURED_HERE = "steps.csv"
+"""Table in the folder that `tests/gpu/session.sh` leaves."""
+
+
 def evidence_at(path: Path) -> Evidence:
     """All runs at `path` as rows of the ledger, to keep. Raises SpecError where there are none."""
     if not os.path.exists(path):
@@ -54,7 +58,7 @@ def evidence_at(path: Path) -> Evidence:
             "runs, a run's folder, or what fsdpplan ledger --export wrote"
         )
     if os.path.isdir(path):
-        return _folders(path)
+        return _table(path / MEASURED_HERE) if (path / MEASURED_HERE).is_file() else _folders(path)
     if _is_ledger(path):
         rows, unread = read_rows(path)
         why = f"{unread} rows were written by another fsdpplan"

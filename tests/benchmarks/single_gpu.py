@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from single_gpu_cases import KERNELS, Trial, model_and_batch, planned  # noqa: E402
-from single_gpu_table import Result, table  # noqa: E402
+from single_gpu_rows import run_row  # noqa: E402
+from single_gpu_rows import table as table_of_runs  # noqa: E402
+from single_gpu_table import MEMORY, STEP, Result, table  # noqa: E402
 
 from fsdpplan.emit.job import Job  # noqa: E402
 from fsdpplan.emit.trainer_program import Trainer  # noqa: E402
@@ -49,9 +51,10 @@ MODELS = "llama-3.2-1b:4,llama-3.2-3b:2,gpt2-large:16"
 class Record:
     """The files that the benchmark leaves."""
 
-    def __init__(self, *, rows: Path, table: Path, profile: str) -> None:
-        self._rows, self._table, self._profile = rows, table, profile
+    def __init__(self, *, rows: Path, table: Path, runs: Path | None, profile: str) -> None:
+        self._rows, self._table, self._profile, self._runs = rows, table, profile, runs
         self._results: list[Result] = []
+        self._measured: list[Any] = []
         rows.write_text("", encoding="utf-8")
 
     def add(self, event: str, **values: Any) -> None:
@@ -59,6 +62,21 @@ class Record:
         row = {"event": event, "at": datetime.now(UTC).isoformat(timespec="seconds"), **values}
         with self._rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+    def keep_run(self, result: Result, plan: Plan) -> None:
+        """Write the table of measured runs anew, if one is asked for."""
+        if self._runs is None or result.why is not None:
+            return
+        self._measured.append(
+            run_row(
+                plan,
+                name=f"{result.case.name} {plan.training.precision} {plan.layout.sharding}",
+                seconds=result.row(STEP).measured or 0.0,
+                peak_bytes=result.row(MEMORY).measured,
+                torch=result.device.rpartition("torch ")[2],
+            )
+        )
+        write_text_atomically(self._runs, table_of_runs(self._measured))
 
     def keep(self, result: Result, *, step_seconds: Sequence[float | None] = ()) -> None:
         """Append what became of a case, and write the table anew."""
@@ -126,6 +144,7 @@ def measure(plans: dict[Trial, Plan], options: argparse.Namespace, record: Recor
             outcome = run(plan, steps=options.steps, folder=Path(folder), seconds=ends - began)
             result = result_of(case, plan, outcome, steps=options.steps)
         record.keep(result, step_seconds=[step.step_seconds for step in outcome.measured.steps])
+        record.keep_run(result, plan)
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt
         longest = max(longest, time.monotonic() - began)
@@ -186,6 +205,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=12, help="of each case; the first few do not count")
     add("--budget-seconds", type=float, default=480.0, help="for everything")
     add("--out", type=Path, required=True, help="Markdown table to write")
+    add("--runs", type=Path, help="table of measured runs to write (docs/reference/runs.md)")
     add("--json", type=Path, required=True, help="rows to write, one JSON object a line")
     return parser.parse_args(arguments)
 
@@ -211,7 +231,7 @@ def main() -> int:
     try:
         cluster = load_cluster(options.hardware, gpus=1).cluster
         profile = f"profile {Path(options.hardware).stem} ({cluster.device.evidence})"
-        record = Record(rows=options.json, table=options.out, profile=profile)
+        record = Record(rows=options.json, table=options.out, runs=options.runs, profile=profile)
         measure(predicted(options, record, cluster), options, record)
     except FsdpPlanError as error:
         print(f"single_gpu: {error}", file=sys.stderr)

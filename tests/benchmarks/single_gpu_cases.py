@@ -17,7 +17,7 @@ from fsdpplan.search.pins import Pins
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import ActivationCheckpointing, Sharding
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Case, Plan
+from fsdpplan.spec.plan import Case, Estimate, Plan
 from fsdpplan.spec.training import Training
 from fsdpplan.units import format_gib
 
@@ -73,19 +73,25 @@ def planned(case: Trial, cluster: Cluster) -> Plan:
         compile=case.compiled,
     )
     layout = named_layout(pins, cluster=cluster, training=training).layout
-    predicted = estimate(Case(model=model, cluster=cluster, training=training, layout=layout))
+    case_of_trial = Case(model=model, cluster=cluster, training=training, layout=layout)
+    predicted = estimate(case_of_trial)
     needed = predicted.memory.peak_device_bytes
     room = available_bytes(cluster=cluster, training=training)
     if needed > room:
         raise SpecError(f"it needs {format_gib(needed)} of {format_gib(room)}")
     if not predicted.runnable:
         raise SpecError("the trainer does not run it")
+    return plan_of(case_of_trial, predicted=predicted)
+
+
+def plan_of(case: Case, *, predicted: Estimate | None = None) -> Plan:
+    """A case as a plan that nothing was searched for."""
     return Plan(
-        model=model,
-        cluster=cluster,
-        training=training,
-        layout=layout,
-        estimate=predicted,
+        model=case.model,
+        cluster=case.cluster,
+        training=case.training,
+        layout=case.layout,
+        estimate=predicted or estimate(case),
         alternatives=(),
         sources=(),
         assumptions=(),

@@ -2,13 +2,17 @@
 # All that needs a GPU, within ten minutes: what the machine is, its profile, training steps beside
 # their predictions, and the tests. README.md beside this says what it leaves in $OUT.
 #
-#   tests/gpu/session.sh [--device cpu] [host] [calibrate] [table] [tests]      # all four by default
+#   tests/gpu/session.sh [--device cpu] [host] [calibrate] [steps] [rank] [kernels] [tests]
+#
+# All of them by default, in that order: the host, its profile, training steps beside predictions, one
+# rank of a large plan, the kernels of a step, the tests.
 #
 # With --device cpu a tiny model goes the same way on one CPU process, in a minute: what the script
 # does is tried without a GPU, and the tests that need one say so.
 #
 # From the environment: OUT, a folder for the results (a new one); PYTHON, the one that has torch
-# (python3); WHEELS, a folder of wheels that it lacks (.whl); LIMIT, seconds for everything (570);
+# (python3); WHEELS, a folder of wheels that it lacks (.whl); LIMIT, seconds for everything (570; 330
+# leaves a second try on a machine that is lent for ten minutes);
 # MEASURED, the profile that predicts (what calibrate writes); CALIBRATE and CASES, more words for
 # fsdpplan calibrate and for single_gpu.py.
 set -uo pipefail
@@ -21,7 +25,7 @@ if [[ ${1-} == --device ]]; then
 fi
 case $device in
   cuda)
-    calibrate_seconds=90 calibrate_device=() case_device=()
+    calibrate_seconds=60 calibrate_device=() case_device=(--checkpointing "none,full")
     ;;
   cpu)
     calibrate_seconds=5 calibrate_device=(--hardware cpu --processes 1)
@@ -35,7 +39,7 @@ case $device in
 esac
 
 out=${OUT:-$(mktemp -d)} python=${PYTHON:-python3} wheels=${WHEELS:-.whl} limit=${LIMIT:-570}
-parts=" ${*:-host calibrate table tests} "
+parts=" ${*:-host calibrate steps rank kernels tests} "
 mkdir -p "$out" || exit
 out=$(cd "$out" && pwd)
 read -ra calibrate_words <<<"${CALIBRATE:-}"
@@ -74,24 +78,29 @@ use_wheels() {
 }
 
 main() {
-  local seconds tests_seconds=0
+  local seconds later=0 part
   use_wheels
   "$python" -c 'import torch; print("torch", torch.__version__, torch.cuda.is_available())' || exit
   if wants host; then
     run detect 60 "$python" -m fsdpplan detect --record "$out/host.json"
   fi
   if wants calibrate; then
-    run calibrate 150 "$python" -m fsdpplan calibrate --seconds "$calibrate_seconds" \
+    run calibrate 120 "$python" -m fsdpplan calibrate --seconds "$calibrate_seconds" \
       --save "$out/measured.toml" "${calibrate_device[@]}" "${calibrate_words[@]}"
   fi
-  if wants table; then
-    ! wants tests || tests_seconds=200
+  if wants steps; then
+    ! wants tests || later=$((limit / 4))
+    for part in rank kernels; do ! wants $part || later=$((later + limit / 8)); done
     # The benchmark ends itself in its budget; the other seconds are for its last case to end.
-    seconds=$((limit - SECONDS - tests_seconds))
-    run table "$seconds" "$python" tests/benchmarks/single_gpu.py --hardware "$measured" \
-      --out "$out/table.md" --json "$out/rows.jsonl" --budget-seconds $((seconds - 40)) \
-      "${case_device[@]}" "${case_words[@]}"
+    seconds=$((limit - SECONDS - later))
+    run steps "$seconds" "$python" tests/benchmarks/single_gpu.py --hardware "$measured" \
+      --out "$site/table.md" --json "$out/steps.jsonl" --runs "$out/steps.csv" \
+      --budget-seconds $((seconds - seconds / 5)) "${case_device[@]}" "${case_words[@]}"
   fi
+  for part in rank kernels; do
+    ! wants $part || run $part $((limit / 4)) "$python" tests/benchmarks/on_device.py $part \
+      --device "$device" --out "$out/device.jsonl"
+  done
   if wants tests; then
     # Warnings are of that machine's packages, which the project does not pin.
     run tests 300 "$python" -m pytest tests/gpu -m gpu -W default -p no:cacheprovider -rs

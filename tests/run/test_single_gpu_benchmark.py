@@ -11,6 +11,13 @@ from typing import Any
 
 import pytest
 
+from fsdpplan.files.catalogue import load_model
+from fsdpplan.files.clusters import load_cluster
+from fsdpplan.files.runs.table import bundled_runs, read_runs
+from fsdpplan.run.evidence import evidence_at
+from fsdpplan.spec.training import Training
+from fsdpplan.validate.runs.express import Expressed, express
+
 pytestmark = pytest.mark.gloo
 
 PROGRAM = Path(__file__).resolve().parents[1] / "benchmarks" / "single_gpu.py"
@@ -60,7 +67,11 @@ def test_nothing_is_run_when_the_time_is_over(tmp_path: Path) -> None:
 
 
 SESSION = Path(__file__).resolve().parents[1] / "gpu" / "session.sh"
-LEFT = ("host.json", "measured.toml", "measured.jsonl", "rows.jsonl", "table.md", "session.log")
+LEFT = {
+    *("host.json", "measured.toml", "measured.jsonl", "measured.log"),
+    *("steps.csv", "steps.jsonl", "device.jsonl", "session.log"),
+}
+"""Eight files: as many as a lent machine gives back."""
 
 
 def session(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -79,14 +90,52 @@ def test_a_session_passes_to_its_last_line_without_a_gpu(tmp_path: Path) -> None
     done = session(tmp_path, "cpu")
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert f"session: results in {tmp_path}" in done.stdout.splitlines()[-1]
-    for part in ("detect", "calibrate", "table", "tests"):
+    for part in ("detect", "calibrate", "steps", "rank", "kernels", "tests"):
         assert f"session: {part} ended with 0" in done.stdout
     assert "only a device shows" in done.stdout
-    assert all((tmp_path / name).stat().st_size for name in LEFT)
-    assert "| tiny | 2 x 64 | eager | none |" in (tmp_path / "table.md").read_text()
+    assert {path.name for path in tmp_path.iterdir() if path.stat().st_size} == LEFT
+    assert "| tiny | 2 x 64 | eager | none |" in done.stdout
+    (run,) = read_runs(tmp_path / "steps.csv")
+    assert (run.model_name, run.gpus, run.seq_len, run.allocator) == ("tiny", 1, 64, "growing")
+    lines = (tmp_path / "device.jsonl").read_text(encoding="utf-8").splitlines()
+    parts = [json.loads(line)["part"] for line in lines]
+    assert parts == ["rank", "kernels"]
 
 
 def test_a_session_on_a_device_that_it_does_not_know_says_so(tmp_path: Path) -> None:
     done = session(tmp_path, "tpu")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "session: --device must be cuda or cpu, not 'tpu'\n"
+
+
+def test_rows_of_a_session_are_read_as_they_ran_and_join_a_table_once(tmp_path: Path) -> None:
+    sys.path.insert(0, str(PROGRAM.parent))
+    try:
+        from single_gpu_cases import Trial, planned
+        from single_gpu_rows import joined, run_row, table
+    finally:
+        sys.path.remove(str(PROGRAM.parent))
+    cluster = load_cluster("dgx-h100", gpus=1).cluster
+    rows = []
+    for sharding in ("ddp", "fsdp"):
+        trial = Trial(
+            model=load_model("llama-3.2-1b"),
+            training=Training(seq_len=2048, global_batch=2),
+            compiled=True,
+            checkpointing="none",
+            sharding=sharding,
+        )
+        plan = planned(trial, cluster)
+        more = {"name": trial.name, "seconds": 0.2, "peak_bytes": 2.0**35, "torch": "2.13.0"}
+        rows.append(run_row(plan, **more))
+    (tmp_path / "steps.csv").write_text(table(rows), encoding="utf-8")
+    read = [express(run) for run in read_runs(tmp_path / "steps.csv")]
+    assert all(isinstance(one, Expressed) for one in read)
+    layouts = [one.layouts[0].sharding for one in read if isinstance(one, Expressed)]
+    assert layouts == ["ddp", "fsdp"]
+    assert len(evidence_at(tmp_path).rows) == 2
+    own = bundled_runs().parent / "train_runs_own.csv"
+    once = joined(own, tmp_path / "steps.csv")
+    (tmp_path / "own.csv").write_text(once, encoding="utf-8")
+    assert joined(tmp_path / "own.csv", tmp_path / "steps.csv") == once
+    assert len(read_runs(tmp_path / "own.csv")) == len(read_runs(own)) + 2

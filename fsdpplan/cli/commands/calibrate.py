@@ -67,7 +67,7 @@ class MeasuringOptions:
     ] = None
     seconds: Annotated[
         float | None,
-        Flag(metavar="S", parse=positive(example="90"), help="Time for all of it. Default 90."),
+        Flag(metavar="S", parse=positive(example="60"), help="Time for all of it. Default 60."),
     ] = None
     plan: Annotated[
         Path | None,
