@@ -313,9 +313,8 @@ def _padded(found: Resolved[Model], training: Training, cluster: Cluster) -> Res
     if gain is None:
         return found
     words = (
-        f"rows of the vocabulary that never learn: with them head and loss of a sequence take "
-        f"{format_seconds(gain.seconds)} in place of {format_seconds(gain.plain_seconds)} "
-        "(--vocab-multiple 1 leaves them out)"
+        f"padded, head and loss take {format_seconds(gain.seconds)} per sequence, not "
+        f"{format_seconds(gain.plain_seconds)} (--vocab-multiple 1: no padding)"
     )
     return replace(
         found,

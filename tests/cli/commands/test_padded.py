@@ -37,7 +37,7 @@ def test_gpt2_gets_rows_that_never_learn_and_says_what_they_gain(
     padded = planned(capsys)
     assert padded["model"]["vocab_multiple"] == 64
     said = " ".join(padded["assumptions"])
-    assert "--vocab-multiple 1 leaves them out" in said
+    assert "--vocab-multiple 1: no padding" in said
     assert "padded from 50,257 to 50,304 rows" in said
     plain = planned(capsys, "--vocab-multiple 1")
     assert plain["model"]["vocab_multiple"] == 1
