@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fsdpplan.cost.memory.peak import stage_memory
+from fsdpplan.cost.model.shards import whole_model
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.spec.layout import Layout
@@ -64,3 +65,28 @@ def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_ra
     in_flight = in_flight_blocks(model=model, layout=layout)[pp_rank]
     peak = stage_memory(case, stage, in_flight_blocks=in_flight).peak_allocated_bytes
     assert peak == pytest.approx(measured.peak_bytes, rel=TOLERANCE_FRACTION)
+
+
+ALONE = Layout(compile=False, cp=8, cp_attention="ulysses")
+SIX = replace(SMALL, hidden=768, heads=6, kv_heads=6, head_dim=128)
+"""Heads that are made up to eight, with keys of their own."""
+WINDOWS = replace(SIX, kv_heads=2, sliding_window=512, full_attention_every=2)
+TRADED = {
+    "divided": (SMALL, ALONE),
+    "repeated keys": (SEVENS, ALONE),
+    "repeated keys, made again": (SEVENS, replace(ALONE, activation_checkpointing="full")),
+    "added heads": (SIX, replace(ALONE, cp=4)),
+    "windows": (WINDOWS, replace(ALONE, cp=4)),
+    "added heads, half made again": (SIX, replace(ALONE, cp=4, activation_checkpointing="op")),
+}
+
+
+@pytest.mark.parametrize(("model", "layout"), TRADED.values(), ids=TRADED.keys())
+def test_heads_that_ranks_do_not_divide_are_held_as_they_are_sent(
+    model: Model, layout: Layout
+) -> None:
+    training = training_for(layout, seq_len=16384)
+    measured = measured_step(model, training, layout, rank=0).peak_bytes
+    case = case_of(model, training, layout)
+    peak = stage_memory(case, whole_model(model), in_flight_blocks=model.layers)
+    assert peak.peak_allocated_bytes == pytest.approx(measured, rel=0.001)

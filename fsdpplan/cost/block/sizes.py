@@ -168,11 +168,35 @@ def _head_sizes(work: BlockWork) -> HeadSizes:
         pieces = 2 if work.ring_attention else work.cp
         return of._replace(exchanged=pieces * (key + value))
     # the kernel reads and returns other tensors than the projections make and read
-    copies = 1 if model.latent else work.cp // gcd(kv_heads, work.cp)
+    made = heads if model.latent else kv_heads
+    sent, keys = traded_heads(heads, made, cp=work.cp)
+    if work.masked and work.reference_decoder:  # of every query head
+        made, keys = heads, sent
     of = of._replace(
-        key_read=of.key_read * copies, value_read=of.value_read * copies, attended_read=attended
+        query_read=of.query_read // heads * sent,
+        key_read=of.key_read // made * keys,
+        value_read=of.value_read // made * keys,
+        attended_read=attended // heads * sent,
     )
     return of._replace(exchanged=2 * of.read)
+
+
+def traded_heads(heads: int, key_heads: int, *, cp: int) -> tuple[int, int]:
+    """(query heads, key heads) that `cp` ranks trade for tokens around attention.
+
+    Keys and values of too few heads are repeated until the ranks divide them, and the g query heads
+    of each made up by zeros for its copies to share; or heads are added with their groups, where
+    that sends fewer queries:
+
+        copies = cp / gcd(key heads, cp)
+        heads = min(key heads * ceil(g / copies) * copies, ceil(key heads / cp) * cp * g)
+
+    Source: fsdpplan/trainer/parallel/context_parallel.py, `shared_heads`.
+    """
+    group, copies = heads // key_heads, cp // gcd(key_heads, cp)
+    repeated = key_heads * -(-group // copies) * copies
+    added = -(-key_heads // cp) * cp * group
+    return (added, added // group) if added < repeated else (repeated, key_heads * copies)
 
 
 def _as_torch_reads(of: HeadSizes, work: BlockWork) -> HeadSizes:

@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import comb, gcd
+from math import comb
 from typing import Literal
 
+from fsdpplan.cost.block.sizes import traded_heads
 from fsdpplan.cost.model.attention_kernel import EXTRA_WIDTH
 from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.model.params import Place
@@ -191,24 +192,11 @@ def traded_heads_calls(case: Case) -> Iterator[BlockCall]:
 
 
 def traded_widths(model: Model, layout: Layout) -> tuple[int, int]:
-    """(widths of queries, keys and values together, width of the outputs) of one token on a rank.
-
-    Keys and values of too few heads are repeated until the ranks divide them, and the g query heads
-    of each made up by zeros for its copies to share; or heads are added with their groups, where
-    that sends fewer queries:
-
-        copies = cp / gcd(key heads, cp)
-        heads = min(key heads * ceil(g / copies) * copies, ceil(key heads / cp) * cp * g)
-    """
+    """(widths of queries, keys and values together, width of the outputs) of one token on a
+    rank."""
     heads = model.heads // layout.tp
-    keys = heads if model.latent else model.kv_heads // layout.tp
-    group, copies = heads // keys, layout.cp // gcd(keys, layout.cp)
-    repeated, added = keys * _multiple(group, copies), _multiple(keys, layout.cp) * group
-    heads, keys = (added, added // group) if added < repeated else (repeated, keys * copies)
+    made = heads if model.latent else model.kv_heads // layout.tp
+    heads, keys = traded_heads(heads, made, cp=layout.cp)
     key_width = model.head_dim + (EXTRA_WIDTH if model.positions == "alibi" else 0)
     value_width = model.value_dim // model.heads
     return heads * key_width + keys * (key_width + value_width), heads * value_width
-
-
-def _multiple(number: int, of: int) -> int:
-    return -(-number // of) * of
