@@ -365,8 +365,8 @@ def assumed_host(offload: Offload | None, machines: Cluster) -> tuple[str, ...]:
     if offload != "cpu":
         return ()
     rate = format_bandwidth(ASSUMED_NODE_BYTES_PER_SECOND)
-    priced = f"memory of a node at {rate} (host_memory_bytes_per_second of its profile)"
-    fitting = "the memory of a node holds what is offloaded: its size is not known (--host-memory)"
+    priced = f"host memory of {rate} (host_memory_bytes_per_second in its profile)"
+    fitting = "host memory is large enough for what is offloaded (--host-memory)"
     return (
         *((priced,) if machines.host_memory_bytes_per_second is None else ()),
         *((fitting,) if machines.host_memory_bytes is None else ()),

@@ -109,7 +109,7 @@ def describe(layout: Layout, cluster: Cluster) -> str:
 def compact(layout: Layout) -> str:
     """A layout in a cell of a table: `HSDP 8 x 8, TP 4, EP 8, recompute op`."""
     parts = []
-    if layout.data_parallel * layout.cp > 1:
+    if layout.data_parallel > 1:
         copies = f"{layout.dp_replicate} x " if layout.dp_replicate > 1 < layout.dp_shard else ""
         ranks = layout.dp_shard if layout.dp_shard > 1 else layout.dp_replicate
         parts.append(f"{_family(layout)} {copies}{ranks}")
