@@ -9,8 +9,8 @@ import pytest
 from fsdpplan.cost.memory.peak import stage_memory
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.traffic.rank import step_calls
-from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Experts, Model
+from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.model import Experts, LatentAttention, Model
 from tests.ground_truth.fsdp_step import as_messages, case_of, measured_step, summed, training_for
 from tests.ground_truth.shapes import LLAMA_SMALL_VOCAB
 
@@ -91,3 +91,35 @@ def test_calls_and_peak_equal_those_of_torch(model: Model, layout: Layout, pp_ra
     peak = stage_memory(case, stage, in_flight_blocks=in_flight).peak_allocated_bytes
     tolerance = PATTERN_TOLERANCE_FRACTION if model.is_patterned else TOLERANCE_FRACTION
     assert peak == pytest.approx(measured.peak_bytes, rel=tolerance)
+
+
+LATENT = replace(
+    LLAMA_SMALL_VOCAB,
+    hidden=2048,
+    ffn_hidden=4096,
+    heads=16,
+    kv_heads=16,
+    head_dim=192,
+    latent=LatentAttention(kv_rank=512, rope_head_dim=64, value_head_dim=128, query_rank=1536),
+)
+LATENTS = {
+    "dense": (LATENT, "none"),
+    "routed, op": (replace(LATENT, experts=Experts(experts=8, active=2, hidden=1024)), "op"),
+    "shared, full": (
+        replace(LATENT, experts=Experts(experts=8, active=2, hidden=1024, shared_hidden=1024)),
+        "full",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "mode"), LATENTS.values(), ids=LATENTS.keys())
+def test_gradients_of_what_makes_latents_come_last(
+    model: Model, mode: ActivationCheckpointing
+) -> None:
+    layout = Layout(compile=False, dp_shard=8, activation_checkpointing=mode)
+    training = training_for(layout, seq_len=512)
+    measured = measured_step(model, training, layout, rank=0).peak_bytes
+    stage = pipeline_ranks(model=model, layout=layout)[0]
+    case = case_of(model, training, layout)
+    peak = stage_memory(case, stage, in_flight_blocks=model.layers).peak_allocated_bytes
+    assert peak == pytest.approx(measured, rel=0.001)

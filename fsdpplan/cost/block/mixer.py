@@ -97,6 +97,10 @@ def _projections(
     roles = [one.product.weight.role for one in products if one.product]
     behind: dict[int, Steps] = {}
     carried: Steps = ()
+    for index, one in enumerate(products):
+        if one.product and roles[index] in ("latent", "indexer"):
+            own_gradient = one.product.weight_elements * work.element_bytes
+            behind[index] = (BackwardStep(weight_gradient=own_gradient),)
     for role, own in steps.items():  # those of a role without a matrix go with the next
         carried += own
         if role in roles:

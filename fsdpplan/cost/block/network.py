@@ -110,14 +110,16 @@ def _mixture(
                 one, saved=saved + routed.router, outputs=(routed.router // 2,), steps=steps
             )
     dispatch, combine = _permutations(work, experts)
-    others = sum(gradients.get(role, 0) for role in ("router", "latent", "indexer"))
     yield with_memory(
         dispatch,
         saved=rows,
         remade=rows // 2 if work.fp8_rows else 0,
         steps=(
             BackwardStep(
-                weight_gradient=others, allocated=normed, freed=rows + routed.router, let_go=rows
+                weight_gradient=gradients.get("router", 0),
+                allocated=normed,
+                freed=rows + routed.router,
+                let_go=rows,
             ),
         ),
     )

@@ -16,12 +16,18 @@ from fsdpplan.cost.memory.activations import (
 )
 from fsdpplan.cost.memory.weight_gradients import output_gradient_bytes
 from fsdpplan.files.catalogue import load_model
-from fsdpplan.spec.model import Experts, Model
+from fsdpplan.spec.model import Experts, LatentAttention, Model
 from tests.cost.problems import BLOCKS, SMALL
 from tests.cost.works import work
 
 GELU = replace(SMALL, mlp="gelu")
 MIXTURE = replace(SMALL, experts=Experts(experts=8, active=2, hidden=2048, shared_hidden=512))
+LATENT = replace(
+    SMALL,
+    name="latent",
+    latent=LatentAttention(kv_rank=128, rope_head_dim=32, value_head_dim=48, query_rank=256),
+)
+LATENT_MIXTURE = replace(MIXTURE, name="latent mixture", latent=LATENT.latent)
 KERNELS: tuple[dict[str, bool], ...] = (
     {},
     {"fused_kernels": True},
@@ -40,7 +46,9 @@ def steps_of(model: Model, **changes: object) -> list[BackwardStep]:
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=repr)
 @pytest.mark.parametrize(
-    "model", [SMALL, GELU, MIXTURE, *BLOCKS], ids=lambda model: model.name + model.mixer
+    "model",
+    [SMALL, GELU, MIXTURE, LATENT, LATENT_MIXTURE, *BLOCKS],
+    ids=lambda model: model.name + model.mixer,
 )
 def test_every_weight_gradient_is_made_and_more_is_freed_than_allocated(
     model: Model, kernels: dict[str, bool]
