@@ -149,9 +149,10 @@ def test_the_screen_says_the_chance_to_fit(capsys: pytest.CaptureFixture[str]) -
 def test_a_chance_below_the_one_asked_for_is_refused_and_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options = "--dp-shard 64 --micro-batch 8 --activation-checkpointing full"
-    chance = estimate(capsys, options)["memory"]["fits_fraction"]
-    assert 0.5 < chance < 1
+    recomputed = "--dp-shard 64 --micro-batch 8 --activation-checkpointing full"
+    several = (f"{recomputed} --checkpoint-blocks {blocks}" for blocks in range(20, 33, 2))
+    chances = ((one, estimate(capsys, one)["memory"]["fits_fraction"]) for one in several)
+    options, chance = next(one for one in chances if 0.5 < one[1] < 1 - 1e-9)
     more = f"{(chance + 1) / 2:.12f}"
     asked = [*words(f"{BASE}{options} --headroom 0%"), "--fits"]
     assert exit_code_of([*asked, f"{chance - 1e-6:.12f}"]) == 0
@@ -168,7 +169,7 @@ def test_memory_of_a_host_that_is_not_known_is_assumed_and_said(
 ) -> None:
     def assumed(hardware: str) -> list[str]:
         document = estimate(capsys, f"--hardware {hardware} --dp-shard 64 --offload cpu")
-        return [text for text in document["assumptions"] if "memory of a node" in text]
+        return [text for text in document["assumptions"] if "host memory" in text]
 
     assert assumed("dgx-h100") == []
     (said,) = assumed("azure-nd-h100-v5")
