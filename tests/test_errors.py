@@ -49,6 +49,7 @@ PASSED_ON = {
     "trainer/rehearse/rehearsal.py:rehearse_ranks": "what a rank would raise in the job",
     "trainer/options.py:parameter_group": "a sentence of spec/trainer_options.py, as what follows",
     "trainer/options.py:step_window": "the same",
+    "emit/trainer_program.py:Trainer.__post_init__": "the same",
     "emit/trainer_program.py:Trainer._window": "the same",
     "emit/trainer_program.py:_check": "the same",
     "trainer/text/chats.py:ChatReader.write": "a sentence of ChatReader._nothing",

@@ -25,6 +25,7 @@ from fsdpplan.spec.trainer_options import (
     group_settings,
     options_of,
     step_window,
+    unmet_needs,
 )
 from fsdpplan.spec.training import Training
 from fsdpplan.spec.values import require_choice, require_positive
@@ -47,25 +48,14 @@ class Trainer(TrainerOptions):
             value = getattr(self, name)
             if value not in (None, ()):
                 _check(name, value, kind, option)
-        for name in ("checkpoint_every", "checkpoint_keep", "checkpoint_async", "allow_changes"):
-            if getattr(self, name) is not None and self.checkpoint_dir is None:
-                raise SpecError(f"{name} needs a place: give --checkpoint-dir too")
         if self.sft and (not self.sources or self.tokenizer is None):
             raise SpecError(
                 "sft needs chats and what turns them into tokens: give --data chats.jsonl and "
                 "--tokenizer too"
             )
-        if self.profile_stacks and self.profile is None:
-            raise SpecError("profile_stacks needs steps to look at: give --profile 10:3 too")
-        if self.chat_template is not None and not self.sft:
-            raise SpecError("chat_template is for chats: give --sft too")
-        for name in ("eval_every", "eval_tokens"):
-            if getattr(self, name) is not None and self.eval_data is None:
-                raise SpecError(f"{name} needs data to judge by: give --eval-data too")
-        if self.tokenizer is not None and not self.sources:
-            raise SpecError("tokenizer needs text: give --data with .txt or .jsonl files too")
-        if self.epochs is not None and not self.sources:
-            raise SpecError("epochs are passes over data: give --data too, or --steps")
+        given = {name for name in options_of(TrainerOptions) if self._is_given(name)}
+        if wrong := unmet_needs(TrainerOptions, given):
+            raise SpecError(wrong)
         if self.epochs is not None and self.steps is not None:
             raise SpecError("epochs and steps each say how far to train: give one of them")
         self._check_data()
@@ -79,10 +69,14 @@ class Trainer(TrainerOptions):
         for word in self.words():
             require_passable(word.partition("=")[0], word)
 
+    def _is_given(self, name: str) -> bool:
+        """Whether the option says something: a switch is off where nothing is said, but for those
+        that are on then."""
+        value = getattr(self, name)
+        is_on = options_of(TrainerOptions)[name][1].default is True
+        return value not in (None, ()) and (value is not False or is_on)
+
     def _check_data(self) -> None:
-        for name in ("data_workers", "prefetch"):
-            if getattr(self, name) is not None and not self.sources:
-                raise SpecError(f"{name} is for data that is read: give --data too")
         if self.data_workers == 0 and self.prefetch is not None:
             raise SpecError(
                 "prefetch is for data that is read ahead, which data_workers 0 is not: leave one "

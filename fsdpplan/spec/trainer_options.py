@@ -8,6 +8,7 @@ job folder has it in the copy of the trainer.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -136,6 +137,8 @@ class Option:
     below: float | None = None
     default: bool | float | str | None = None
     """What the trainer takes where nothing is said; None: nothing, or what the help says."""
+    needs: str = ""
+    """Another option without which this one does nothing."""
     is_path: bool = False
     takes_zero: bool = False
     """The trainer's own command line takes 0, too, which is the end alone: a job says that by
@@ -164,6 +167,7 @@ class TrainerOptions:
             "it. Of several sources as many sequences as all have.",
             metavar="N",
             example="3",
+            needs="data",
         ),
     ] = None
     data: Annotated[
@@ -176,7 +180,12 @@ class TrainerOptions:
     ] = ()
     tokenizer: Annotated[
         str | None,
-        Option(help="tokenizer.json for text. Default: bytes.", metavar="PATH", is_path=True),
+        Option(
+            help="tokenizer.json for text. Default: bytes.",
+            metavar="PATH",
+            is_path=True,
+            needs="data",
+        ),
     ] = None
     sft: Annotated[
         bool | None,
@@ -191,6 +200,7 @@ class TrainerOptions:
             help="Jinja template for --sft. Default: the one beside --tokenizer.",
             metavar="FILE",
             is_path=True,
+            needs="sft",
         ),
     ] = None
     data_workers: Annotated[
@@ -201,6 +211,7 @@ class TrainerOptions:
             metavar="N",
             example="4",
             least=0,
+            needs="data",
         ),
     ] = None
     prefetch: Annotated[
@@ -210,6 +221,7 @@ class TrainerOptions:
             metavar="STEPS",
             example="4",
             least=1,
+            needs="data",
         ),
     ] = None
     pack: Annotated[
@@ -234,6 +246,7 @@ class TrainerOptions:
             example="500",
             least=1,
             takes_zero=True,
+            needs="eval_data",
         ),
     ] = None
     eval_tokens: Annotated[
@@ -243,6 +256,7 @@ class TrainerOptions:
             metavar="N",
             example="1000000",
             least=1,
+            needs="eval_data",
         ),
     ] = None
     init_from: Annotated[
@@ -448,24 +462,40 @@ class TrainerOptions:
     ] = None
     checkpoint_every: Annotated[
         int | None,
-        Option(help="Steps between saves.", metavar="N", example="500", least=1, takes_zero=True),
+        Option(
+            help="Steps between saves.",
+            metavar="N",
+            example="500",
+            least=1,
+            takes_zero=True,
+            needs="checkpoint_dir",
+        ),
     ] = None
     checkpoint_keep: Annotated[
         int | None,
-        Option(help="Newest saves to keep.", metavar="N", example="2", least=1, default=2),
+        Option(
+            help="Newest saves to keep.",
+            metavar="N",
+            example="2",
+            least=1,
+            default=2,
+            needs="checkpoint_dir",
+        ),
     ] = None
     checkpoint_async: Annotated[
         bool | None,
         Option(
             help="Save while training goes on, from a copy in CPU memory.",
             default=True,
+            needs="checkpoint_dir",
         ),
     ] = None
     allow_changes: Annotated[
         bool | None,
         Option(
             help="Resume even if changed options would make the learning rate jump. Default: "
-            "refuse."
+            "refuse.",
+            needs="checkpoint_dir",
         ),
     ] = None
     log_every: Annotated[
@@ -528,7 +558,9 @@ class TrainerOptions:
     profile_stacks: Annotated[
         bool | None,
         Option(
-            help="With the lines of Python that asked for each operator, in the trace of --profile."
+            help="With the lines of Python that asked for each operator, in the trace of "
+            "--profile.",
+            needs="profile",
         ),
     ] = None
     hang_seconds: Annotated[
@@ -613,11 +645,17 @@ class LaunchOptions:
         Option(
             help="Rehearse the model that this function makes, with an example of its inputs.",
             metavar="FILE.py:FUNCTION",
+            needs="rehearse",
         ),
     ] = None
     report: Annotated[
         str | None,
-        Option(help="Where --rehearse writes what they did.", metavar="FILE", is_path=True),
+        Option(
+            help="Where --rehearse writes what they did.",
+            metavar="FILE",
+            is_path=True,
+            needs="rehearse",
+        ),
     ] = None
 
 
@@ -631,6 +669,16 @@ def options_of(declared: type) -> dict[str, tuple[Any, Option]]:
         hint, option = get_args(hints[field.name])
         found[field.name] = kind_of(hint), option
     return found
+
+
+def unmet_needs(declared: type, given: Collection[str]) -> str:
+    """That an option is given without the one that it needs, and what to do; empty where none
+    is."""
+    for name, (_, option) in options_of(declared).items():
+        if option.needs and name in given and option.needs not in given:
+            flag, other = name.replace("_", "-"), option.needs.replace("_", "-")
+            return f"--{flag} needs --{other}: give --{other} too, or leave it out"
+    return ""
 
 
 def kind_of(hint: Any) -> Any:

@@ -5,7 +5,8 @@
     plan = load_plan()                 # from $FSDPPLAN_PLAN, or load_plan("fsdpplan.json")
     model = parallelize(model, plan)
 
-The folder works wherever it is copied: `torchrun -m trainer`, or `torchrun trainer/__main__.py`.
+The copy in a job folder works wherever it is moved: `torchrun -m trainer`, or `torchrun
+trainer/__main__.py`.
 """
 
 from __future__ import annotations

@@ -319,42 +319,36 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         values[name] = tuple(values[name])
     if values["sft"] and (not values["data"] or values["tokenizer"] is None):
         parser.error("--sft needs --data with chats and their --tokenizer")
-    if values["chat_template"] is not None and not values["sft"]:
-        parser.error("--chat-template needs --sft")
-    for name in ("eval_every", "eval_tokens"):
-        if values[name] and values["eval_data"] is None:
-            parser.error(f"--{name.replace('_', '-')} needs --eval-data")
-    for name in ("tokenizer", "data_workers", "prefetch"):
-        if values[name] is not None and not values["data"]:
-            parser.error(f"--{name.replace('_', '-')} needs --data")
+    for declared in (trainer_options.TrainerOptions, trainer_options.LaunchOptions):
+        if wrong := trainer_options.unmet_needs(declared, _given(parser, values)):
+            parser.error(wrong)
     try:
         require_shares(values["data"])
     except TrainerError as error:
         parser.error(str(error))
-    for name in ("report", "build"):
-        if values[name] is not None and not values["rehearse"]:
-            parser.error(f"--{name} needs --rehearse")
-    if values["profile_stacks"] and values["profile"] is None:
-        parser.error("--profile-stacks needs steps to --profile")
-    if values["epochs"] is not None and not values["data"]:
-        parser.error("--epochs are passes over --data: give it too, or --steps")
     if values["epochs"] is not None and values["steps"] is not None:
         parser.error("--epochs and --steps each say how far to train: give one of them")
     if values["on_spike"] == "rollback" and not values["checkpoint_every"]:
         parser.error("--on-spike rollback needs --checkpoint-every, to have where to go back to")
     if windows_meet(values["profile"], values["memory_snapshot"]):
         parser.error("--profile and --memory-snapshot need steps of their own: torch records one")
-    if values["checkpoint_dir"] is None:
-        if values["checkpoint_every"]:
-            parser.error("--checkpoint-every needs --checkpoint-dir")
-        if values["resume"] == "required":
-            parser.error("--resume required needs --checkpoint-dir")
-        if values["allow_changes"]:
-            parser.error("--allow-changes needs --checkpoint-dir")
+    if values["resume"] == "required" and values["checkpoint_dir"] is None:
+        parser.error("--resume required needs --checkpoint-dir")
     options = _settled(parser, values)
     if options.epochs is None and (wrong := options.contradiction()):
         parser.error(wrong)
     return options
+
+
+def _given(parser: argparse.ArgumentParser, values: dict[str, Any]) -> set[str]:
+    """The options that say something else than where nothing is said; 0 is the end alone."""
+    ends = {
+        name
+        for name, (_, option) in trainer_options.options_of(trainer_options.TrainerOptions).items()
+        if option.takes_zero and values[name] == 0
+    }
+    said = {name for name in values if values[name] not in (None, (), parser.get_default(name))}
+    return said - ends
 
 
 def _settled(parser: argparse.ArgumentParser, values: dict[str, Any]) -> Options:

@@ -113,7 +113,7 @@ def test_run_says_it_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     ("words", "why"),
     [
         (["--sft"], "give --data chats.jsonl and --tokenizer too"),
-        (["--chat-template", "x"], "chat_template is for chats: give --sft too"),
+        (["--chat-template", "x"], "--chat-template needs --sft: give --sft too"),
         (["--eval-every", "5"], "give --eval-data too"),
     ],
 )
