@@ -186,9 +186,7 @@ def played_seconds(
 ) -> float:
     """The same by playing the schedule, for those that do not split the backward pass."""
     step = PipelineStep(
-        schedule=layout.schedule,
-        num_microbatches=layout.num_microbatches,
-        virtual_stages=layout.virtual_stages,
+        order=layout_order(layout),
         passes=tuple(passes),
         send=send,
         gathering=fsdp_gathering(layout.schedule),

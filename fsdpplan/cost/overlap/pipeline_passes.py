@@ -195,9 +195,7 @@ def pipeline_parts(case: Case) -> PipelineParts:
         )
     pairs = dual_passes(case, stages, passes)
     plain = PipelineStep(
-        schedule=layout.schedule,
-        num_microbatches=layout.num_microbatches,
-        virtual_stages=layout.virtual_stages,
+        order=layout_order(layout),
         passes=passes,
         send=group_seconds(case.cluster, pp_group(layout), "send_recv", message_bytes(case)),
         weights=weights,

@@ -80,10 +80,10 @@ def played_pipeline(step: PipelineStep) -> PipelineTiming:
     """A step played, its steady state only until it is known."""
     shape = step.shape
     ranks, stages = pass_ends(shape, step.seconds)
-    held = shape.order.all_held
+    held = step.order.all_held
     work = [sum(passes) for passes in step.passes]
     return PipelineTiming(
-        busy_seconds=tuple(step.num_microbatches * sum(work[s] for s in of) for of in held),
+        busy_seconds=tuple(step.order.num_microbatches * sum(work[s] for s in of) for of in held),
         end_seconds=ranks,
         stage_end_seconds=stages,
         reduced_seconds=_reduced(step, held, ranks, stages) if step.reductions else ranks,

@@ -106,9 +106,7 @@ class PipelineStep:
     """A step, and what its operations take, of stages that may be uneven. All seconds are of one
     micro-batch in each stage, first to last."""
 
-    schedule: Schedule
-    num_microbatches: int
-    virtual_stages: int
+    order: Order
     passes: tuple[Pair, ...]
     send: float = 0.0
     """Of a message between two ranks."""
@@ -146,9 +144,7 @@ class PipelineStep:
     @property
     def shape(self) -> Shape:
         """Which operations they are."""
-        pp = len(self.passes) // self.virtual_stages
-        order = Order(self.schedule, pp, self.num_microbatches, self.virtual_stages)
-        return Shape(order, self.gathering, self.regathers)
+        return Shape(self.order, self.gathering, self.regathers)
 
     @property
     def seconds(self) -> Seconds:

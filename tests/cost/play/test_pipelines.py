@@ -17,6 +17,7 @@ from fsdpplan.cost.play.pipeline import (
     played_in_full,
     played_pipeline,
 )
+from fsdpplan.cost.schedule.actions import Order
 from fsdpplan.cost.schedule.order import SIMULATED_SCHEDULES
 from fsdpplan.cost.step.pipeline import SEND, WAITING_SCHEDULES, PipelineStep, pipeline_program
 from fsdpplan.spec.layout import Schedule
@@ -33,16 +34,17 @@ def _step(
     forward: tuple[float, ...],
     num_microbatches: int,
     *,
+    virtual_stages: int = 1,
     weight_share: float = 0.5,
     **changes: Any,
 ) -> PipelineStep:
     """Backward takes twice as long as forward, `weight_share` of it for the weights."""
+    pp = len(forward) // virtual_stages
     return PipelineStep(
-        schedule=schedule,
+        order=Order(schedule, pp, num_microbatches, virtual_stages),
         passes=tuple((seconds, 2 * seconds) for seconds in forward),
         weights=tuple(2 * seconds * weight_share for seconds in forward),
-        num_microbatches=num_microbatches,
-        **{"virtual_stages": 1} | changes,
+        **changes,
     )
 
 
@@ -276,7 +278,7 @@ def test_operations_come_behind_what_they_wait_for_and_messages_are_those_betwee
         assert ends[number] >= ends[after] + step.seconds[at]
         assert 0 <= stream < 4 * pp
     turns = sum(
-        len({r for r in range(pp) if {s, s + 1} <= set(step.shape.order.held(r))})
+        len({r for r in range(pp) if {s, s + 1} <= set(step.order.held(r))})
         for s in range(stages - 1)
     )
     sent = [stream for stream, at, _ in program.ops if at == SEND]
