@@ -84,6 +84,8 @@ class DualPasses:
     """Of each rank in a step: by how much its passes are shorter."""
     hidden_seconds: tuple[float, ...]
     """Of each rank in a step: exchanges that nobody waits for."""
+    exchange_left: tuple[Pair, ...] = ()
+    """Part of what (forward, backward) of each stage wait for exchanges that is left."""
 
 
 def dual_passes(case: Case, stages: StageKinds, times: Sequence[Pair]) -> DualPasses:
@@ -93,11 +95,11 @@ def dual_passes(case: Case, stages: StageKinds, times: Sequence[Pair]) -> DualPa
     none = DualPasses(saved_seconds=(0.0,) * layout.pp, hidden_seconds=(0.0,) * layout.pp)
     if layout.schedule != "dualpipev" or not case.training.traits.overlaps_passes:
         return none
-    waits = stages.each([exchange_seconds(case, stage) for stage in stages.kinds])
+    waits = stages.each([_exchange_seconds(case, stage) for stage in stages.kinds])
     if not any(map(any, waits)):
         return none
     busy_multiprocessors = case.training.traits.exchange_multiprocessors
-    seconds = [*times]
+    seconds, left_of = [*times], [(1.0, 1.0)] * len(times)
     saved, hidden = [], []
     counts = paired_passes(layout_order(layout))
     for held, numbers in zip(layout_rank_stages(layout), counts, strict=True):
@@ -115,11 +117,18 @@ def dual_passes(case: Case, stages: StageKinds, times: Sequence[Pair]) -> DualPa
             seconds[forward] = (left * times[forward][0], seconds[forward][1])
             seconds[backward] = (seconds[backward][0], left * times[backward][1])
             of_rank += number * (alone - both)
-            hidden_of_rank += number * min(waiting, alone - both)
+            hides = min(waiting, alone - both)
+            hidden_of_rank += number * hides
+            exposed = (waiting - hides) / waiting if waiting else 1.0
+            left_of[forward] = (exposed, left_of[forward][1])
+            left_of[backward] = (left_of[backward][0], exposed)
         saved.append(of_rank)
         hidden.append(hidden_of_rank)
     return DualPasses(
-        seconds=tuple(seconds), saved_seconds=tuple(saved), hidden_seconds=tuple(hidden)
+        seconds=tuple(seconds),
+        saved_seconds=tuple(saved),
+        hidden_seconds=tuple(hidden),
+        exchange_left=tuple(left_of),
     )
 
 
@@ -132,7 +141,7 @@ def side_by_side_seconds(
     return min(computed + exchanged, max(slower, exchanged))
 
 
-def exchange_seconds(case: Case, stage: Stage) -> Pair:
+def _exchange_seconds(case: Case, stage: Stage) -> Pair:
     """What one micro-batch waits in a stage for the ranks of experts to exchange tokens."""
     forward = backward = 0.0
     for own, blocks in block_cases(case, stage):

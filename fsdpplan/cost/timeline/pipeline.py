@@ -12,7 +12,7 @@ from itertools import accumulate, chain
 
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.network.placement import pp_group
-from fsdpplan.cost.overlap.pipeline_passes import PipelineParts, exchange_seconds, pipeline_parts
+from fsdpplan.cost.overlap.pipeline_passes import PipelineParts, pipeline_parts
 from fsdpplan.cost.play.pipeline import PlayedPass, played_in_full
 from fsdpplan.cost.schedule.actions import (
     BACKWARD,
@@ -49,17 +49,12 @@ class _Stage:
     """One virtual stage, as all its micro-batches have it."""
 
     stage: Stage
-    seconds: tuple[float, float]
-    """(forward, backward) of one, with tensor parallelism around the blocks."""
-    weight_seconds: float
-    """The weights' half of the backward pass; 0 where it is not split."""
     kernels: Passes
     """As finely as was asked."""
     passes: Passes
     """Pass by pass."""
     ends: tuple[tuple[Sent, ...], tuple[Sent, ...]]
-    exchange_left: tuple[float, float]
-    """What is left of the waits for experts in (forward, backward) passes side by side."""
+    """Tensor parallelism around the blocks in (forward, backward)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +91,7 @@ def pipeline_lanes(case: Case, *, detail: Detail, detailed: int) -> tuple[int, l
     shape = _Shape(
         case=case,
         parts=parts,
-        stages=_stages(case, parts, detail),
+        stages=_stages(case, detail),
         detail=detail,
         detailed=detailed,
         played=played_in_full(parts.step),
@@ -125,60 +120,24 @@ def pipeline_lanes(case: Case, *, detail: Detail, detailed: int) -> tuple[int, l
     return parts.rank, lanes
 
 
-def _stages(case: Case, parts: PipelineParts, detail: Detail) -> tuple[_Stage, ...]:
+def _stages(case: Case, detail: Detail) -> tuple[_Stage, ...]:
     """What is known of each virtual stage; equal ones have equal passes but for their names."""
-    layout = case.layout
-    stages = pipeline_stages(model=case.model, layout=layout)
+    stages = pipeline_stages(model=case.model, layout=case.layout)
     firsts = accumulate((stage.blocks for stage in stages), initial=0)
-    rank_of = {
-        stage: (held[::-1][at] if len(held) == 2 else stage)
-        for held in layout_rank_stages(layout)
-        for at, stage in enumerate(held)
-    }
-    waits = [exchange_seconds(case, stage) for stage in stages] if parts.pairs.seconds else []
     found = []
-    for index, (stage, first) in enumerate(zip(stages, firsts, strict=False)):
+    for stage, first in zip(stages, firsts, strict=False):
         kernels = stage_passes(case, stage, detail=detail, first_block=first)
-        left = (1.0, 1.0)
-        if waits:
-            other = rank_of[index]
-            left = (
-                _exchange_left(parts, waits, forward=index, backward=other),
-                _exchange_left(parts, waits, forward=other, backward=index),
-            )
         found.append(
             _Stage(
                 stage=stage,
-                seconds=parts.step.passes[index],
-                weight_seconds=_weight_seconds(parts.step, index),
                 kernels=kernels,
                 passes=Passes(
                     merged(kernels.forward, "forward"), merged(kernels.backward, "backward")
                 ),
                 ends=ends_sent(case, stage),
-                exchange_left=left,
             )
         )
     return tuple(found)
-
-
-def _weight_seconds(step: PipelineStep, index: int) -> float:
-    """The first stage has no input to differentiate by: its weights' half is all of it."""
-    if not step.weights:
-        return 0.0
-    return step.weights[index] if index else step.passes[0][1]
-
-
-def _exchange_left(
-    parts: PipelineParts, waits: list[tuple[float, float]], *, forward: int, backward: int
-) -> float:
-    """Part of what a forward and a backward pass wait for experts that is left side by side."""
-    waiting = waits[forward][0] + waits[backward][1]
-    if not waiting:
-        return 1.0
-    alone = parts.step.passes[forward][0] + parts.step.passes[backward][1]
-    both = parts.pairs.seconds[forward][0] + parts.pairs.seconds[backward][1]
-    return (waiting - min(waiting, alone - both)) / waiting
 
 
 def _rank_lanes(shape: _Shape, rank: int, gradients: GradientSeconds | None) -> Lanes:
@@ -189,12 +148,12 @@ def _rank_lanes(shape: _Shape, rank: int, gradients: GradientSeconds | None) -> 
     clock = 0.0
     for one in shape.played[rank]:
         mark, kind = _mark(one.action), one.action[2]
-        waited = one.end - one.start - one.received - one.seconds
-        waited += _regathering_seconds(shape.parts.step, one)
+        seconds = one.seconds - _regathering_seconds(shape.parts.step, one)
+        waited = one.end - one.start - one.received - seconds
         lanes.add(one.start - clock, "bubble", "bubble", "bubble", mark=mark)
         lanes.wait(one.received, "pp", mark=mark)
         lanes.wait(waited, "all_gather", mark=mark)
-        _pass(shape, lanes, one, mark)
+        _pass(shape, lanes, one, seconds, mark)
         lanes.clock, clock = begun + one.end, one.end
         lanes.actions.append((begun + one.start, begun + one.end))
         if gradients is not None and kind in (BACKWARD, BACKWARD_WEIGHT):
@@ -237,43 +196,33 @@ def _message(shape: _Shape, lanes: Lanes, one: PlayedPass, arrives: float, mark:
     lanes.send(arrives, sent_calls(calls, case.cluster, stream=stream, name=name), mark)
 
 
-def _pass(shape: _Shape, lanes: Lanes, one: PlayedPass, mark: Mark) -> None:
-    """What one action computes and waits for inside of its blocks."""
+def _pass(shape: _Shape, lanes: Lanes, one: PlayedPass, seconds: float, mark: Mark) -> None:
+    """What one action computes and waits for inside of its blocks, in so many seconds."""
     stage, micro_batch, kind = one.action
-    of, cluster = shape.stages[stage], shape.case.cluster
+    of, way = shape.stages[stage], 0 if kind == FORWARD else 1
     own = of.kernels if shape.is_whole(micro_batch) else of.passes
-    is_forward = kind == FORWARD
-    pieces = own.forward if is_forward else own.backward
-    whole = of.seconds[0] if is_forward else of.seconds[1]
+    pieces, ends = (own.forward, own.backward)[way], of.ends[way]
+    whole, left = shape.parts.step.passes[stage][way], shape.parts.pairs.exchange_left
     at_ends = whole - sum(piece.seconds for piece in pieces)
-    ends = of.ends[0] if is_forward else of.ends[1]
     if kind in (BACKWARD_INPUT, BACKWARD_WEIGHT):
-        pieces, at_ends, ends = _half(of, pieces, at_ends, kind, stage)
-    elif one.is_paired and shape.parts.pairs.seconds:
-        paired = shape.parts.pairs.seconds[stage][0 if is_forward else 1]
-        left = of.exchange_left[0 if is_forward else 1]
-        pieces = _side_by_side(pieces, paired - at_ends, left)
-    lanes.pieces(pieces, cluster, mark)
+        pieces, at_ends, ends = _half(of, pieces, at_ends, one.action, seconds)
+    elif one.is_paired and left:
+        pieces = _scaled(pieces, seconds - at_ends, left[stage][way])
+    lanes.pieces(pieces, shape.case.cluster, mark)
     if ends or at_ends > 1e-9 * whole:
         lanes.wait(at_ends, "tp", mark=mark, sent=ends)
 
 
-def _side_by_side(
-    pieces: tuple[Piece, ...], seconds: float, exchange_left: float
+def _scaled(
+    pieces: tuple[Piece, ...], seconds: float, exchange_left: float = 1.0
 ) -> tuple[Piece, ...]:
-    """Pieces that take `seconds` in all, of their waits for experts so much."""
+    """Pieces that take `seconds` in all, of their waits for experts so much: what is computed makes
+    up for what is not waited for."""
     waits = {
         at: piece.seconds * (exchange_left if piece.calls[0].group.axis == "ep" else 1.0)
         for at, piece in enumerate(pieces)
         if piece.calls
     }
-    return _scaled(pieces, seconds, waits)
-
-
-def _scaled(
-    pieces: tuple[Piece, ...], seconds: float, waits: dict[int, float]
-) -> tuple[Piece, ...]:
-    """Pieces that take `seconds` in all: what is computed makes up for what is not waited for."""
     computed = sum(piece.seconds for piece in pieces if not piece.calls)
     factor = (seconds - sum(waits.values())) / computed if computed else 1.0
     return tuple(
@@ -283,10 +232,11 @@ def _scaled(
 
 
 def _half(
-    of: _Stage, pieces: tuple[Piece, ...], at_ends: float, kind: int, stage: int
+    of: _Stage, pieces: tuple[Piece, ...], at_ends: float, action: Action, seconds: float
 ) -> tuple[tuple[Piece, ...], float, tuple[Sent, ...]]:
     """The inputs' or the weights' half of a backward pass, with what is waited for in the first;
     the first stage has no such half."""
+    stage, _, kind = action
     is_weight = kind == BACKWARD_WEIGHT
     if stage == 0:
         return (pieces, at_ends, of.ends[1]) if is_weight else ((), 0.0, ())
@@ -297,11 +247,9 @@ def _half(
             for piece in pieces
             if (_is_of_weights(piece) if by_kernel else piece.kind == "backward")
         )
-        return _scaled(products, of.weight_seconds, {}), 0.0, ()
+        return _scaled(products, seconds), 0.0, ()
     rest = tuple(piece for piece in pieces if not _is_of_weights(piece))
-    waits = {at: piece.seconds for at, piece in enumerate(rest) if piece.calls}
-    seconds = of.seconds[1] - of.weight_seconds - at_ends
-    return _scaled(rest, seconds, waits), at_ends, of.ends[1]
+    return _scaled(rest, seconds - at_ends), at_ends, of.ends[1]
 
 
 def _is_of_weights(piece: Piece) -> bool:
