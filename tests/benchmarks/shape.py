@@ -4,8 +4,9 @@
 
 Files and lines of each room; folders with the most files; signatures that are given three or more
 of the nouns (model, cluster, training, layout, stage) by hand; `type: ignore`; imports of our own
-modules inside functions; the modules of ours outside `cli/` that one `estimate` executes; and the
-fields of a layout that many modules of `cost/` and `search/` read.
+modules inside functions; the modules of ours outside `cli/` that one `estimate` executes; the
+fields of a layout that many modules of `cost/` and `search/` read; the places where an option of
+the trainer is declared; and names that several classes have.
 """
 
 from __future__ import annotations
@@ -101,6 +102,51 @@ def layout_readers(package: Path) -> Counter[str]:
     return readers
 
 
+def option_places(package: Path) -> Counter[str]:
+    """Where the trainer's options are declared: fields of classes, and calls that add a flag."""
+    parsed = {
+        path: ast.parse(text)
+        for path, text in sources(package)
+        if path.parts[0] in ("emit", "trainer") or path.name == "trainer_options.py"
+    }
+    fields = {
+        path: [
+            node.target.id
+            for each in ast.walk(tree)
+            if isinstance(each, ast.ClassDef)
+            for node in each.body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        ]
+        for path, tree in parsed.items()
+    }
+    options = set(fields[Path("trainer/options.py")]) | set(fields[Path("trainer/optimizer.py")])
+    declared = [
+        path
+        for path in fields
+        if Path("trainer/options.py") == path
+        or path.name in ("trainer_options.py", "trainer_program.py", "optimizer.py")
+    ]
+    places = Counter(name for path in declared for name in fields[path] if name in options)
+    flags = (
+        str(node.args[0].value)
+        for node in ast.walk(parsed[Path("trainer/options.py")])
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
+    )
+    places.update(name for flag in flags if (name := flag.strip("-").replace("-", "_")) in options)
+    return places
+
+
+def shared_class_names(package: Path) -> list[str]:
+    """Public names that classes of several modules have."""
+    names = Counter(
+        node.name
+        for _, text in sources(package)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    return sorted(name for name, count in names.items() if count > 1)
+
+
 def executed(root: Path) -> list[str]:
     """Modules of ours outside `cli/` that one `estimate` executes; those of a package's own text
     alone are not counted."""
@@ -142,6 +188,11 @@ def main() -> None:
     print("fields of a layout read in more than", MOST_READERS, "modules of cost/ and search/:")
     many = layout_readers(root / "fsdpplan").most_common()
     print("  " + (", ".join(f"{f} {n}" for f, n in many if n > MOST_READERS) or "none"))
+    places = option_places(root / "fsdpplan")
+    most = ", ".join(f"{name} {count}" for name, count in places.most_common(3))
+    print(f"declarations of the trainer's {len(places)} options: {places.total()}; most: {most}")
+    shared = shared_class_names(root / "fsdpplan")
+    print(f"names that several public classes have: {len(shared)}: {', '.join(shared)}")
 
 
 if __name__ == "__main__":
