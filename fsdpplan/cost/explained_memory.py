@@ -149,7 +149,8 @@ def _outside(case: Case, memory: MemoryBreakdown) -> Iterator[Explained]:
     """What is not allocated."""
     fit, layout = case.cluster.device.fit, case.layout
     fraction, allocated = fragments_fraction(case), memory.peak_allocated_bytes
-    setting = "that grow" if grows_segments(case) else "of fixed sizes"
+    grows = grows_segments(training=case.training, device=case.cluster.device)
+    setting = "that grow" if grows else "of fixed sizes"
     pools = round((memory.reserved_overhead_bytes - allocated * fraction) / (1 + fraction))
     source = "cost/memory/peak.py; docs/explanation/memory.md"
     yield Explained(

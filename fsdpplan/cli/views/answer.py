@@ -12,7 +12,7 @@ from fsdpplan.cli.options.files import LedgerOptions
 from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, case_of
 from fsdpplan.cli.views.render import facts, wrapped
 from fsdpplan.cost.band import fits_fraction, peak_factor, peak_log_error
-from fsdpplan.cost.memory.peak import available_bytes
+from fsdpplan.cost.memory.peak import available_bytes, grows_segments
 from fsdpplan.cost.schedule.stages import named_stages
 from fsdpplan.files.plans import (
     SCHEMA_VERSION,
@@ -128,6 +128,9 @@ def _memory_needed(inputs: Inputs, memory: MemoryBreakdown) -> str:
         f"{format_gib(memory.peak_allocated_bytes)} allocated, "
         f"{format_gib(memory.peak_reserved_bytes)} reserved"
     )
+    if device.kind == "cuda":
+        grows = grows_segments(training=inputs.training, device=device)
+        words += f" by {'growing' if grows else 'fixed'} segments"
     if device.learned_peaks is not None:
         without = format_gib(memory.peak_device_bytes)
         words += f", as predicted without your runs, in all {without}"

@@ -69,7 +69,7 @@ from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.play.heap import Phase
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.cluster import Cluster, DeviceFit
+from fsdpplan.spec.cluster import Cluster, Device, DeviceFit
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case, MemoryBreakdown
 from fsdpplan.spec.runtime import Runtime, runtime_named
@@ -127,13 +127,12 @@ def reserved_overhead_bytes(
     return pools + int((allocated + pools) * fragmentation_fraction)
 
 
-def grows_segments(case: Case) -> bool:
+def grows_segments(*, training: Training, device: Device) -> bool:
     """Whether the allocator's segments grow: where the launcher sets `expandable_segments`, on
     NVIDIA's GPUs.
 
     Sources: `emit/nccl/node.py`, which sets it in our scripts; torchtitan run_train.sh.
     """
-    device, training = case.cluster.device, case.training
     is_set = training.traits.grows_segments and program_named(training.program).grows_segments
     return is_set and device.kind == "cuda" and device.vendor == "nvidia"
 
@@ -146,7 +145,9 @@ def fragments_fraction(case: Case) -> float:
     one H100, 26.61 GiB reserved and allocated; torchtitan's four of `growing_segments`.
     """
     fit, layout = case.cluster.device.fit, case.layout
-    if fit.growing_fragmentation_fraction is None or not grows_segments(case):
+    if fit.growing_fragmentation_fraction is None or not grows_segments(
+        training=case.training, device=case.cluster.device
+    ):
         return fit.fragmentation_fraction
     is_one_stream = layout.sharding != "fsdp" and layout.tp == layout.pp == 1
     return 0.0 if is_one_stream else fit.growing_fragmentation_fraction

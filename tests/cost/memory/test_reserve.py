@@ -97,7 +97,7 @@ def test_segments_that_grow_keep_less_and_nothing_on_one_stream() -> None:
 )
 def test_segments_grow_only_where_a_launcher_says_so(fields: dict[str, str]) -> None:
     drawn = case(dp_shard=8, **fields)  # type: ignore[arg-type]
-    assert not grows_segments(drawn)
+    assert not grows_segments(training=drawn.training, device=drawn.cluster.device)
     assert fragments_fraction(drawn) == drawn.cluster.device.fit.fragmentation_fraction
 
 
