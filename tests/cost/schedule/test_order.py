@@ -32,6 +32,7 @@ from fsdpplan.cost.schedule.order import (
     rank_actions,
     stage_gathers,
 )
+from fsdpplan.cost.step.pipeline import SEND, Shape, pipeline_program
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Schedule
 
@@ -131,6 +132,36 @@ def test_passes_side_by_side_are_the_overlapped_pairs_of_torch(pp: int, more: in
         assert tuple(actions[one] for one in sorted(at)) == _compute(theirs)
         firsts = [action.sub_actions[0].stage_index for action in theirs]
         assert numbers[rank] == (firsts.count(rank), firsts.count(2 * pp - 1 - rank))
+
+
+@pytest.mark.parametrize("ours", MULTI)
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_messages_are_those_that_torch_sends(ours: Schedule, pp: int) -> None:
+    """None from a stage to the next one of its own rank."""
+    order = Order(ours, pp, 4 * pp, 2)
+    rank_of = {stage: rank for rank, held in enumerate(order.all_held) for stage in held}
+    table = _torch_table(MULTI[ours], pp, order.num_microbatches, 2)
+    plain = {rank: [action for action in todo if action] for rank, todo in table.items()}
+    lowered = schedules._add_send_recv(plain, rank_of.__getitem__, order.stages)
+    theirs = {
+        (rank, action.stage_index, action.microbatch_index, action.computation_type)
+        for rank, todo in lowered.items()
+        for action in todo
+        if action.computation_type in (schedules.SEND_F, schedules.SEND_B)
+    }
+    program, lists = pipeline_program(Shape(order, "", False)), rank_actions(order)
+    pass_of = {
+        number: (rank, lists[rank][place])
+        for rank, passes in enumerate(program.passes)
+        for place, number in enumerate(passes)
+    }
+    found = set()
+    for _, at, after in program.ops:
+        if at == SEND:
+            rank, (stage, index, kind) = pass_of[after]
+            way = schedules.SEND_F if kind == FORWARD else schedules.SEND_B
+            found.add((rank, stage, index, way))
+    assert found == theirs
 
 
 @pytest.mark.parametrize("schedule", MULTI)
