@@ -119,7 +119,7 @@ def most_stages(layers: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def balanced_stage_blocks(*, layers: int, stages: int, head_blocks: float) -> tuple[int, ...]:
+def balanced_stage_blocks(*, layers: int, stages: int, head_blocks: float = 0.0) -> tuple[int, ...]:
     """The split whose largest stage is smallest, with the head as `head_blocks` in the last stage.
 
         min over splits of max(n_1, ..., n_(S-1), n_S + head_blocks)
@@ -155,11 +155,6 @@ def _filled(layers: int, most: list[int]) -> tuple[int, ...]:
         fullest = max(blocks)
         blocks[blocks.index(fullest)] -= 1
     return tuple(blocks)
-
-
-def stage_blocks(*, layers: int, stages: int, head_blocks: float = 0.0) -> tuple[int, ...]:
-    """Transformer blocks of each stage by the default rule: `balanced_stage_blocks`."""
-    return balanced_stage_blocks(layers=layers, stages=stages, head_blocks=head_blocks)
 
 
 @lru_cache(maxsize=256)

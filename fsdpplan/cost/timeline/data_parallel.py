@@ -31,7 +31,7 @@ from fsdpplan.cost.overlap.passes import (
 from fsdpplan.cost.overlap.timing import gradient_seconds
 from fsdpplan.cost.play.clocks import Clocks
 from fsdpplan.cost.step import replica
-from fsdpplan.cost.step.fsdp import UPDATE, MicroBatch, backward_pass, forward_pass
+from fsdpplan.cost.step.fsdp import UPDATE, backward_pass, forward_pass
 from fsdpplan.cost.step.program import Cause, Op, Run, operations
 from fsdpplan.cost.step.replica import ReplicaBatch
 from fsdpplan.cost.timeline.events import Detail
@@ -39,6 +39,7 @@ from fsdpplan.cost.timeline.lanes import Lanes, Mark, Sent, sent_calls
 from fsdpplan.cost.timeline.pieces import (
     EMBEDDING,
     NO_PASSES,
+    Direction,
     Passes,
     Piece,
     block_pieces,
@@ -159,57 +160,77 @@ class GradientSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    """What all micro-batches of a rank have in common."""
+class _Units:
+    """What all micro-batches of a rank under FSDP have in common."""
 
     case: Case
     units: list[Unit]
-    ends: tuple[tuple[Sent, ...], tuple[Sent, ...]]
-    """Tensor parallelism around the blocks, in (forward, backward), all waited for."""
-    host_seconds: float
-    """What a micro-batch waits for copies from and to the host, and for what that adds."""
-    gradients: GradientSeconds
-    on_host: tuple[float, ...] = ()
+    on_host: tuple[float, ...]
     """Seconds of a copy of each unit's shard, with offload."""
+
+
+_Lay = Callable[[Lanes, Mark], None]
+"""Lays out the pass of a mark, as it is played."""
 
 
 def fsdp_lanes(case: Case, stage: Stage, *, detail: Detail, detailed: int) -> Lanes:
     """All micro-batches under FSDP."""
-    layout = case.layout
-    number = layout.num_microbatches
     batch = fsdp_micro_batch(case, stage)
     last = with_seconds(batch, upload=0.0, download=0.0, adding=0.0)
-    early = early_micro_batch(last, layout)
-    host_seconds = fsdp_passes(case, stage).host_seconds if layout.offload == "cpu" else 0.0
+    early = early_micro_batch(last, case.layout)
+    is_offloaded = case.layout.offload == "cpu"
     uploads = (unit.upload for unit, alike in batch.all_runs for _ in range(alike))
-    shape = _Shape(
+    shape = _Units(
         case=case,
         units=stage_units(case, stage, detail=detail),
-        ends=ends_sent(case, stage),
-        host_seconds=host_seconds / number,
-        gradients=GradientSeconds.of(case, (stage,)),
         on_host=(*uploads, batch.root.upload),
     )
-    clocks = Clocks()
+    clocks, end = Clocks(), case.layout.num_microbatches - 1
 
-    def micro_batch(index: int) -> Lanes:
-        return _micro_batch(shape, last if index == number - 1 else early, clocks, index)
+    def lay(part: Lanes, mark: Mark) -> None:
+        runs = forward_pass if mark.direction == "forward" else backward_pass
+        for op in operations(runs(last if mark.micro_batch == end else early)):
+            _lay(shape, part, clocks, op, mark)
 
-    lanes = _laid_out(micro_batch, clocks, number, detail=detail, detailed=detailed)
-    _lay(shape, lanes, clocks, UPDATE, Mark(direction="backward", micro_batch=number - 1))
+    host_seconds = fsdp_passes(case, stage).host_seconds if is_offloaded else 0.0
+    lanes = _laid_out(
+        case, stage, lay, clocks, detail=detail, detailed=detailed, host_seconds=host_seconds
+    )
+    _lay(shape, lanes, clocks, UPDATE, Mark(direction="backward", micro_batch=end))
     return lanes
 
 
 def _laid_out(
-    micro_batch: Callable[[int], Lanes],
+    case: Case,
+    stage: Stage,
+    lay: _Lay,
     clocks: Clocks,
-    number: int,
     *,
     detail: Detail,
     detailed: int,
+    host_seconds: float = 0.0,
 ) -> Lanes:
-    """So many micro-batches, of which all but the first and the last are alike. Those behind the
-    first `detailed` are shown pass by pass, but the last."""
+    """All micro-batches, of which all but the first and the last are alike. Those behind the first
+    `detailed` are shown pass by pass, but the last. `host_seconds`: what a step waits for copies
+    from and to the host, and for what that adds."""
+    number = case.layout.num_microbatches
+    gradients, ends = GradientSeconds.of(case, (stage,)), ends_sent(case, stage)
+
+    def micro_batch(index: int) -> Lanes:
+        part = Lanes(clock=clocks.compute)
+        directions: tuple[Direction, Direction] = ("forward", "backward")
+        for direction, sents in zip(directions, ends, strict=True):
+            mark = Mark(direction=direction, micro_batch=index)
+            lay(part, mark)
+            if direction == "backward":
+                gradients.put(part, mark)
+            for sent in sents:
+                part.insert_wait(sent, "tp", mark=mark)
+        if host_seconds:
+            each, what = host_seconds / number, "copies from and to the host"
+            part.add(each, what, "host", "host", mark=mark, inserted=True)
+        return part
+
     whole = detailed if detail != "passes" else 0
     lanes, part = Lanes(), Lanes()
     shown, advance, later = 0, 0.0, 0.0
@@ -253,27 +274,7 @@ def tp_gradient_sent(case: Case, stage: Stage) -> tuple[Sent, ...]:
     )
 
 
-def _micro_batch(shape: _Shape, batch: MicroBatch, clocks: Clocks, index: int) -> Lanes:
-    """One forward and backward pass, played from where the clocks are."""
-    part = Lanes(clock=clocks.compute)
-    forward = Mark(direction="forward", micro_batch=index)
-    backward = Mark(direction="backward", micro_batch=index)
-    for op in operations(forward_pass(batch)):
-        _lay(shape, part, clocks, op, forward)
-    for sent in shape.ends[0]:
-        part.insert_wait(sent, "tp", mark=forward)
-    for op in operations(backward_pass(batch)):
-        _lay(shape, part, clocks, op, backward)
-    shape.gradients.put(part, backward)
-    for sent in shape.ends[1]:
-        part.insert_wait(sent, "tp", mark=backward)
-    if shape.host_seconds:
-        what = "copies from and to the host"
-        part.add(shape.host_seconds, what, "host", "host", mark=backward, inserted=True)
-    return part
-
-
-def _lay(shape: _Shape, part: Lanes, clocks: Clocks, op: Op, mark: Mark) -> None:
+def _lay(shape: _Units, part: Lanes, clocks: Clocks, op: Op, mark: Mark) -> None:
     """An operation as it is played: what the compute stream waits for, and what it does then; of
     another stream when it ends."""
     unit, copied = shape.units[op.unit], shape.on_host[op.unit]
@@ -326,14 +327,14 @@ def _copy(
         part.send(end, Sent(stream=way, name=unit.name or "root", seconds=seconds, kind=way), mark)
 
 
-def _forward(shape: _Shape, part: Lanes, unit: Unit, mark: Mark) -> None:
+def _forward(shape: _Units, part: Lanes, unit: Unit, mark: Mark) -> None:
     for number, passes in unit.blocks:
         own = replace(mark, block=number)
         part.pieces(passes.forward, shape.case.cluster, own, prefix=f"layers.{number}")
     part.pieces(unit.ends.forward, shape.case.cluster, mark)
 
 
-def _backward(shape: _Shape, part: Lanes, unit: Unit, seconds: float, mark: Mark) -> None:
+def _backward(shape: _Units, part: Lanes, unit: Unit, seconds: float, mark: Mark) -> None:
     begin = part.clock
     part.pieces(unit.ends.backward, shape.case.cluster, mark)
     for number, passes in reversed(unit.blocks):
@@ -351,35 +352,33 @@ class _Replica:
     case: Case
     batch: ReplicaBatch
     passes: Passes
-    ends: tuple[tuple[Sent, ...], tuple[Sent, ...]]
-    """As of `_Shape`."""
     gathers: tuple[tuple[Sent, ...], ...]
     """Of the updated parameters of each bucket."""
     reductions: tuple[tuple[Sent, ...], ...]
-    gradients: GradientSeconds
 
 
 def replica_lanes(case: Case, stage: Stage, *, detail: Detail, detailed: int) -> Lanes:
     """All micro-batches under DDP, ZeRO-1 or ZeRO-2, or on one rank."""
-    layout = case.layout
-    number = layout.num_microbatches
     batch = replica_batch(case, stage, plain_seconds(case, stage))
     shape = _Replica(
         case=case,
         batch=batch,
         passes=stage_passes(case, stage, detail=detail),
-        ends=ends_sent(case, stage),
         gathers=_shared_out(parameter_sent(case, stage), len(batch.buckets)),
         reductions=tuple(bucket_sent(case, stage)),
-        gradients=GradientSeconds.of(case, (stage,)),
     )
-    clocks, reduces_all = Clocks(), gradient_syncs(layout) == number
+    number = case.layout.num_microbatches
+    clocks, reduces_all = Clocks(), gradient_syncs(case.layout) == number
 
-    def micro_batch(index: int) -> Lanes:
-        reduces = reduces_all or index == number - 1
-        return _replica_micro_batch(shape, clocks, index, reduces=reduces)
+    def lay(part: Lanes, mark: Mark) -> None:
+        if mark.direction == "forward":
+            runs = replica.forward_pass(batch, is_first=mark.micro_batch == 0)
+            _lay_pass(shape, part, clocks, runs, shape.passes.forward, mark)
+            return
+        runs = replica.backward_pass(batch, reduces=reduces_all or mark.micro_batch == number - 1)
+        _lay_pass(shape, part, clocks, runs, shape.passes.backward, mark)
 
-    return _laid_out(micro_batch, clocks, number, detail=detail, detailed=detailed)
+    return _laid_out(case, stage, lay, clocks, detail=detail, detailed=detailed)
 
 
 def _shared_out(sents: Sequence[Sent], number: int) -> tuple[tuple[Sent, ...], ...]:
@@ -389,23 +388,6 @@ def _shared_out(sents: Sequence[Sent], number: int) -> tuple[tuple[Sent, ...], .
         tuple(sents[len(sents) * at // number : len(sents) * (at + 1) // number])
         for at in range(number - 1, -1, -1)
     )
-
-
-def _replica_micro_batch(shape: _Replica, clocks: Clocks, index: int, *, reduces: bool) -> Lanes:
-    """One forward and backward pass, played from where the clocks are."""
-    part = Lanes(clock=clocks.compute)
-    forward = Mark(direction="forward", micro_batch=index)
-    backward = Mark(direction="backward", micro_batch=index)
-    runs = replica.forward_pass(shape.batch, is_first=index == 0)
-    _lay_pass(shape, part, clocks, runs, shape.passes.forward, forward)
-    for sent in shape.ends[0]:
-        part.insert_wait(sent, "tp", mark=forward)
-    runs = replica.backward_pass(shape.batch, reduces=reduces)
-    _lay_pass(shape, part, clocks, runs, shape.passes.backward, backward)
-    shape.gradients.put(part, backward)
-    for sent in shape.ends[1]:
-        part.insert_wait(sent, "tp", mark=backward)
-    return part
 
 
 def _lay_pass(
