@@ -98,8 +98,10 @@ main() {
       --budget-seconds $((seconds - seconds / 5)) "${case_device[@]}" "${case_words[@]}"
   fi
   for part in rank kernels; do
-    ! wants $part || run $part $((limit / 4)) "$python" tests/benchmarks/on_device.py $part \
-      --device "$device" --out "$out/device.jsonl"
+    # With the allocator as the job script sets it, by its name of either torch.
+    ! wants $part || run $part $((limit / 4)) env PYTORCH_ALLOC_CONF=expandable_segments:True \
+      PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "$python" tests/benchmarks/on_device.py \
+      $part --device "$device" --out "$out/device.jsonl"
   done
   if wants tests; then
     # Warnings are of that machine's packages, which the project does not pin.
