@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import fsdpplan
 from fsdpplan.cost.schedule.order import microbatches_refusal
 from fsdpplan.errors import LaunchError, SpecError
 from fsdpplan.files.plans import write_plan
+from fsdpplan.run.folder import trainer_sources
 from fsdpplan.run.rehearse.compare import ComparedRank, RankReport, compared_rank
 from fsdpplan.run.rehearse.ranks import ChosenRank
 from fsdpplan.spec.plan import Plan
@@ -181,7 +181,7 @@ def _report(
     with tempfile.TemporaryDirectory(prefix="fsdpplan-rehearse-") as name:
         folder = Path(name)
         write_plan(plan, folder / "plan.json")
-        words = [*_program(python), "--plan", str(folder / "plan.json")]
+        words = [*_program(python, folder), "--plan", str(folder / "plan.json")]
         words += ["--rehearse", ",".join(map(str, ranks)), "--report", str(folder / "report.json")]
         words += ["--build", build] if build else []
         ended = _ended(words)
@@ -193,15 +193,19 @@ def _report(
         return document
 
 
-def _program(python: str | None) -> list[str]:
-    """The training program. Another Python runs it from its file, and finds nothing else of this
-    environment."""
+def _program(python: str | None, folder: Path) -> list[str]:
+    """The training program. Another Python runs a copy of it in `folder`, as in a job's, and finds
+    nothing else of this environment."""
     if python is None:
         return [sys.executable, "-m", "fsdpplan.trainer"]
     found = shutil.which(python)
     if found is None:
         raise SpecError(f"there is no Python {python} here: name one that has torch by --python")
-    return [found, str(Path(fsdpplan.__file__).parent / "trainer" / "__main__.py")]
+    for name, text in trainer_sources().items():
+        copy = folder / "trainer" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text, encoding="utf-8")
+    return [found, str(folder / "trainer" / "__main__.py")]
 
 
 def _ended(words: list[str]) -> subprocess.CompletedProcess[str]:
