@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import assume, given
 
 from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.overlap.passes import Passes
-from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes
+from fsdpplan.cost.overlap.pipeline_passes import pipeline_parts, pipeline_passes
+from fsdpplan.cost.play.pipeline import played_in_full, played_pipeline
 from fsdpplan.cost.schedule.stages import pipeline_ranks
-from fsdpplan.cost.traffic.rank import step_calls
+from fsdpplan.cost.traffic.rank import pp_calls, step_calls, table_seconds
 from tests.cost.problems import Case, case
 from tests.cost.wide import wide_cases
 
@@ -36,6 +38,31 @@ def test_the_busiest_rank_is_one_of_them_and_waits_a_bubble(drawn: Case) -> None
     assert 0 <= found.pp_rank < len(pipeline_ranks(model=drawn.model, layout=drawn.layout))
     assert found.busy_seconds > 0
     assert min(found.bubble_seconds, found.exposed.total) >= 0
+
+
+@given(wide_cases())
+def test_what_a_rank_does_and_waits_is_the_step_as_it_is_played(drawn: Case) -> None:
+    assume(drawn.layout.pp > 1)
+    found, parts = passes(drawn), pipeline_parts(drawn)
+    whole = played_pipeline(parts.step)
+    waits = found.exposed.data_parallel + dict(found.exposed.by_axis)["pp"] - table_seconds(drawn)
+    step = parts.busy_seconds[parts.rank] + found.bubble_seconds + waits
+    played = parts.before + max(*whole.reduced_seconds, whole.total_seconds)
+    if drawn.training.traits.reduces_rounds:
+        assert step >= played * (1 - 1e-9)
+    else:
+        assert step == pytest.approx(played, rel=1e-9)
+
+
+@given(wide_cases())
+def test_messages_of_the_traffic_are_those_of_the_program(drawn: Case) -> None:
+    assume(drawn.layout.pp > 1)
+    step = pipeline_parts(drawn).step
+    sent = Counter(
+        rank for rank, done in enumerate(played_in_full(step)) for one in done if one.sent
+    )
+    for rank, stage in enumerate(pipeline_ranks(model=drawn.model, layout=drawn.layout)):
+        assert sent[rank] == sum(calls.count for calls in pp_calls(drawn, stage))
 
 
 def test_a_pipeline_alone_waits_for_messages_only() -> None:
