@@ -32,9 +32,11 @@ from fsdpplan.cost.overlap.exposed import (
     ExposedSeconds,
 )
 from fsdpplan.cost.overlap.passes import (
+    Moves,
     Passes,
     early_micro_batch,
     fsdp_micro_batch,
+    fsdp_moves,
     plain_seconds,
     replica_batch,
     scatter_share,
@@ -51,7 +53,7 @@ from fsdpplan.cost.schedule.stages import (
     stage_kinds,
 )
 from fsdpplan.cost.step import replica
-from fsdpplan.cost.step.fsdp import MicroBatch, backward_pass, forward_pass
+from fsdpplan.cost.step.fsdp import NO_SECONDS, backward_pass, forward_pass
 from fsdpplan.cost.step.pipeline import (
     WAITING_SCHEDULES,
     Pair,
@@ -320,14 +322,14 @@ def _with_fsdp(case: Case, stages: StageKinds, plain: PipelineStep) -> _Around:
     runs FSDP's post-backward when the last backward pass is over.
     """
     layout = case.layout
-    batches = [fsdp_micro_batch(case, stage) for stage in stages.kinds]
-    scatters = sum(stages.each([_sum(batch, "reduce_scatter") for batch in batches]))
-    reduces = sum(stages.each([_sum(batch, "all_reduce") for batch in batches]))
+    moves = [fsdp_moves(case, stage) for stage in stages.kinds]
+    scatters = sum(stages.each([each.total.reduce_scatter for each in moves]))
+    reduces = sum(stages.each([each.total.all_reduce for each in moves]))
     step = replace(
         plain,
         gathering=fsdp_gathering(layout.schedule),
-        gathers=tuple(stages.each([stage_gather_seconds(batch) for batch in batches])),
-        reductions=tuple(stages.each([stage_reduce_seconds(batch) for batch in batches])),
+        gathers=tuple(stages.each([_gather_seconds(each) for each in moves])),
+        reductions=tuple(stages.each([_reduce_seconds(each) for each in moves])),
     )
     if layout.reshards_stages:
         again = stages.each([regathering_seconds(case, one) for one in stages.kinds])
@@ -343,24 +345,21 @@ def _with_fsdp(case: Case, stages: StageKinds, plain: PipelineStep) -> _Around:
     )
 
 
-def _sum(batch: MicroBatch, field: str) -> float:
-    units = sum(number * float(getattr(unit, field)) for unit, number in batch.all_runs)
-    return units + float(getattr(batch.root, field))
-
-
-def stage_gather_seconds(batch: MicroBatch) -> float:
+def _gather_seconds(moves: Moves) -> float:
     """Of a stage: shards that come from the host do so beside the gather of another unit."""
-    return max(_sum(batch, "gather"), _sum(batch, "upload")) + _sum(batch, "copy_out")
+    total = moves.total
+    return max(total.gather, total.upload) + total.copy_out
 
 
-def stage_reduce_seconds(batch: MicroBatch) -> float:
+def _reduce_seconds(moves: Moves) -> float:
     """All reduce-scatters of a stage, with copies to the host behind them, and its all-reduces
     behind or beside them."""
-    scatters = _sum(batch, "reduce_scatter") + _sum(batch, "download")
-    reduces = _sum(batch, "all_reduce")
-    if batch.links_shared:
+    total = moves.total
+    scatters, reduces = total.reduce_scatter + total.download, total.all_reduce
+    if moves.links_shared:
         return scatters + reduces
-    first = batch.all_runs[0][0] if batch.all_runs else batch.root
+    units = (moves.tables, *(unit for _, unit in moves.runs), moves.head, moves.root)
+    first = next((unit for unit in units if unit != NO_SECONDS), NO_SECONDS)
     return max(scatters + min(reduces, first.all_reduce), first.reduce_scatter + reduces)
 
 
