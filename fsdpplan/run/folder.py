@@ -56,7 +56,8 @@ def trainer_sources() -> dict[str, str]:
     """Path in the trainer's folder -> text, of the trainer that is installed, with the modules that
     it shares with the planner (`trainer/shared.py`)."""
     package = files("fsdpplan")
-    shared = ("spec/__init__.py", "spec/trainer_options.py")
+    names = ("__init__", "conventions", "trainer_options")
+    shared = tuple(f"spec/{name}.py" for name in names)
     own = dict(_sources(package / "trainer"))
     return own | {name: (package / name).read_text(encoding="utf-8") for name in shared}
 

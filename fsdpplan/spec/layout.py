@@ -8,6 +8,8 @@ from operator import attrgetter
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.conventions import MESH_AXES as MESH_AXES
+from fsdpplan.spec.conventions import SPLIT_BACKWARD_SCHEDULES as SPLIT_BACKWARD_SCHEDULES
 from fsdpplan.spec.values import (
     RemembersHash,
     remembered_hash,
@@ -44,9 +46,6 @@ _CHOICES = {
 """Named once: a search makes thousands of layouts."""
 
 
-MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-"""Axes of the device mesh, outermost first."""
-
 _NUMBERS = (
     *MESH_AXES,
     *("ep", "wrap_blocks", "ddp_bucket_bytes", "micro_batch", "num_microbatches"),
@@ -61,9 +60,6 @@ _choices_of, _numbers_of = attrgetter(*_CHOICES), attrgetter(*_NUMBERS)
 def _are_choices(chosen: tuple[str, ...]) -> bool:
     return all(value in known for value, known in zip(chosen, _CHOICES.values(), strict=True))
 
-
-SPLIT_BACKWARD_SCHEDULES = frozenset({"interleaved_zero_bubble", "zbv", "dualpipev"})
-"""Schedules that split the backward pass into input and weight halves."""
 
 DDP_BUCKET_BYTES = 25 * 2**20
 """DistributedDataParallel's default `bucket_cap_mb`."""

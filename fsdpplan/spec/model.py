@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.conventions import VOCAB_MULTIPLE as VOCAB_MULTIPLE
+from fsdpplan.spec.conventions import padded_vocab as padded_vocab
 from fsdpplan.spec.values import (
     RemembersHash,
     remembered_hash,
@@ -33,22 +35,6 @@ NETWORKS = {"F": "feed-forward network", "E": "experts", "-": "nothing"}
 MAX_LAYERS = 10_000
 MAX_WIDTH = 100_000_000
 """Beyond these a shape is a slip of the pen, and loops over it would not end."""
-
-
-VOCAB_MULTIPLE = 16
-"""Rows of a vocabulary that a tensor-parallel rank has are padded to a multiple of this: rows of
-logits then begin at 16 bytes in any format, where tensor cores are fast (cuBLAS documentation)."""
-
-
-def padded_vocab(vocab: int, tp: int, multiple: int = 1) -> int:
-    """Rows of a vocabulary that `tp` ranks split evenly: the next multiple of `tp * multiple`; with
-    `multiple` 1 itself, or, where `tp` does not divide it, that of `tp * VOCAB_MULTIPLE`.
-
-    As Megatron-LM pads with `--make-vocab-size-divisible-by`, of which its default is 128
-    (megatron/training/arguments.py).
-    """
-    step = tp if vocab % tp == 0 or multiple > 1 else tp * VOCAB_MULTIPLE
-    return -(-vocab // (step * multiple)) * step * multiple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

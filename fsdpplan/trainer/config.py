@@ -18,15 +18,13 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .checkpoint.whole_file import read_small
 from .errors import TrainerError
+from .shared import conventions
 
 PLAN_VARIABLE = "FSDPPLAN_PLAN"
 """Environment variable that carries the plan to every rank: JSON text, or the path of a file."""
 
 SCHEMA_VERSION = 1
 """Version of the plan document that this trainer reads."""
-
-VOCAB_MULTIPLE = 16
-"""Rows of a padded vocabulary on a tensor-parallel rank: as plans are priced."""
 
 
 def _from_zero(default: int) -> int:
@@ -176,12 +174,8 @@ class ModelConfig:
         return self.experts is not None and layer >= self.experts.dense_layers
 
     def vocab_rows(self, tp: int) -> int:
-        """Rows of embedding and head over `tp` tensor-parallel ranks: the next multiple of
-        `tp * vocab_multiple`; with 1 the vocabulary, or, where `tp` does not divide it, that of
-        `tp * VOCAB_MULTIPLE`."""
-        multiple = self.vocab_multiple
-        step = tp if self.vocab % tp == 0 or multiple > 1 else tp * VOCAB_MULTIPLE
-        return -(-self.vocab // (step * multiple)) * step * multiple
+        """Rows of embedding and head over `tp` tensor-parallel ranks."""
+        return conventions.padded_vocab(self.vocab, tp, self.vocab_multiple)
 
     def window(self, layer: int) -> int:
         """Tokens that attention looks back in block `layer`; 0: all."""

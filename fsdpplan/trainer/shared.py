@@ -7,6 +7,8 @@ folder `spec` of its own (`run/folder.py`).
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__ == "fsdpplan.trainer":
+    from ..spec import conventions as conventions
     from ..spec import trainer_options as trainer_options
 else:
+    from .spec import conventions as conventions
     from .spec import trainer_options as trainer_options

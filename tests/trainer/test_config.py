@@ -13,9 +13,8 @@ import pytest
 
 from fsdpplan.files.plans import THEN
 from fsdpplan.spec.cluster import Cluster, Device, Level
-from fsdpplan.spec.layout import MESH_AXES as planned_axes
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.model import Experts, LatentAttention, Model, Router, padded_vocab
+from fsdpplan.spec.model import Experts, LatentAttention, Model, Router
 from fsdpplan.spec.nodes import Network
 from fsdpplan.spec.torch_features import TorchNeed
 from fsdpplan.spec.training import Training
@@ -135,21 +134,11 @@ def test_what_the_trainer_must_be_told_stood_in_the_first_plans(read: type, writ
     assert told <= always | set(THEN.get(written, "").split())
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3, 8, 16])
-@pytest.mark.parametrize("vocab", [1, 61, 64, 32000, 50257])
-def test_vocabularies_are_padded_as_they_are_priced(vocab: int, tp: int) -> None:
-    assert plans.config_of(vocab=vocab).vocab_rows(tp) == padded_vocab(vocab, tp)
-    for multiple in (2, 64):
-        config = plans.config_of(vocab=vocab, vocab_multiple=multiple)
-        assert config.vocab_rows(tp) == padded_vocab(vocab, tp, multiple)
-
-
-def test_ranks_are_laid_out_on_the_same_axes() -> None:
-    assert planned_axes == MESH_AXES
+def test_a_rank_has_a_place_on_each_axis() -> None:
     assert names(Place) == set(MESH_AXES)
 
 
-def test_the_axes_are_spelled_once_on_each_side() -> None:
+def test_the_axes_are_spelled_once() -> None:
     spelled = [
         path.relative_to(PACKAGE).as_posix()
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -157,7 +146,7 @@ def test_the_axes_are_spelled_once_on_each_side() -> None:
         if isinstance(node, ast.Tuple | ast.List | ast.Set)
         and {each.value for each in node.elts if isinstance(each, ast.Constant)} >= set(MESH_AXES)
     ]
-    assert spelled == ["spec/layout.py", "trainer/parallel/mesh.py"]
+    assert spelled == ["spec/conventions.py"]
 
 
 def test_a_plan_comes_from_text_file_or_environment(

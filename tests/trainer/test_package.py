@@ -53,7 +53,7 @@ def test_help_is_for_people_and_imports_nothing_else_of_ours() -> None:
     finished = run("-c", code, cwd=ROOT)
     assert finished.returncode == 0, finished.stderr
     ours, _, said = finished.stdout.partition("\n")
-    assert ours == "['fsdpplan.spec', 'fsdpplan.spec.trainer_options']"
+    assert ours == "['fsdpplan.spec', 'fsdpplan.spec.conventions', 'fsdpplan.spec.trainer_options']"
     for option in ("--plan", "--data", "--checkpoint-dir", "--metrics", "--resume"):
         assert option in said
 

@@ -44,7 +44,7 @@ from fsdpplan.cost.schedule.stages import (
 )
 from fsdpplan.search.bounds.flight import Flight, flights, graded_when_interleaved
 from fsdpplan.search.question import Question
-from fsdpplan.spec.layout import ActivationCheckpointing, Layout
+from fsdpplan.spec.layout import MESH_AXES, ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.values import replace
 
@@ -98,7 +98,7 @@ class _Frame(NamedTuple):
 
 
 _FRAMED = attrgetter(
-    *("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "experts_over_tp", "sharding", "offload"),
+    *(*MESH_AXES, "ep", "experts_over_tp", "sharding", "offload"),
     *("reshard_after_forward", "gradient_sync"),
 )
 """Of a layout, what decides its frame."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
+from fsdpplan.spec.conventions import V_SCHEDULES
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 
-V_SCHEDULES = ("zbv", "dualpipev")
 """Schedules with exactly two stages a rank."""
 
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..config import LayoutConfig
+from ..shared import conventions
 
-MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-"""Axes along which ranks are laid out, outermost first."""
+MESH_AXES = conventions.MESH_AXES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

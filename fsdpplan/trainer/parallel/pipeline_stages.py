@@ -9,12 +9,10 @@ from itertools import accumulate
 from torch import nn
 
 from ..config import LayoutConfig, PlanConfig
+from ..shared import conventions
 
-V_SCHEDULES = ("zbv", "dualpipev")
-"""Rank r of p has stages r and 2 p - 1 - r: the first rank also has the last stage."""
-
-SPLIT_BACKWARD_SCHEDULES = ("interleaved_zero_bubble", "zbv", "dualpipev")
-"""Schedules that compute gradients by inputs first, and by weights where nobody waits."""
+V_SCHEDULES = conventions.V_SCHEDULES
+SPLIT_BACKWARD_SCHEDULES = conventions.SPLIT_BACKWARD_SCHEDULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 from fsdpplan.trainer.config import PlanConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError
-from fsdpplan.trainer.parallel import pipeline_stages as trained
 from fsdpplan.trainer.parallel.pipeline_stages import rank_shares
 from fsdpplan.trainer.parallel.support import SCHEDULES, pipeline_problems, require_runnable
 from fsdpplan.trainer.step import require_gradients
@@ -185,7 +184,6 @@ def pipelines(draw: st.DrawFn) -> tuple[Layout, int]:
 
 
 def test_the_planner_names_the_same_schedules() -> None:
-    assert set(trained.SPLIT_BACKWARD_SCHEDULES) == SPLIT_BACKWARD_SCHEDULES
     assert set(SCHEDULES) == set(get_args(Schedule)) - {"none"}
 
 
