@@ -189,7 +189,7 @@ class Refining:
         if not numbers or not space.is_legal(recomputing(numbers[0])):
             return None
         fewest = recomputing(numbers[0])
-        if fewest in self.refused or not space.is_below(fewest, best):
+        if fewest in self.refused or not space.may_be_below(fewest, best):
             self.refused.add(fewest)
             return None
         fast = bisect_left(numbers, 1, key=lambda n: not space.is_hopeful(recomputing(n), best))
@@ -200,7 +200,7 @@ class Refining:
         if some in self.seen:
             return None
         self.seen.add(some)
-        return some if number == numbers[0] or space.is_below(some, best) else None
+        return some if space.is_below(some, best) else None
 
     def _is_promising(self, layout: Layout) -> bool:
         """Not tried yet, fits, and may be faster than all before."""

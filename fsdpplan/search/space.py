@@ -157,23 +157,22 @@ class Space:
 
     def is_below(self, layout: Layout, seconds: float) -> bool:
         """Whether it may take less, looked at no closer than it must be."""
-        return (
-            self.is_hopeful(layout, seconds)
-            and self.floors.played(layout) < seconds
-            and self.floor(layout) < seconds
-        )
+        return self.may_be_below(layout, seconds) and self.floor(layout) < seconds
 
     def is_better(self, layout: Layout, seconds: float) -> bool:
-        """Whether it fits, and may take less."""
+        """Whether it fits, which is cheaper to say than its step, and may take less."""
         return (
-            self.is_hopeful(layout, seconds)
+            self.may_be_below(layout, seconds)
             and self.fits(layout)
-            and self.floors.played(layout) < seconds
             and self.floor(layout) < seconds
         )
 
+    def may_be_below(self, layout: Layout, seconds: float) -> bool:
+        """Whether it may take less by its floors."""
+        return self.is_hopeful(layout, seconds) and self.floors.played(layout) < seconds
+
     def is_hopeful(self, layout: Layout, seconds: float) -> bool:
-        """The same by the cheaper bound alone."""
+        """The same by the cheapest of them."""
         return self.floors.of_settled(layout) < seconds
 
     def is_legal(self, layout: Layout) -> bool:
