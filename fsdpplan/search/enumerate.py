@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import gcd
+from typing import NamedTuple
 
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
 from fsdpplan.cost.schedule.order import microbatches_refusal
@@ -39,8 +39,7 @@ V_SCHEDULES: tuple[Schedule, ...] = ("zbv", "dualpipev")
 """Schedules with exactly two."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
+class Degrees(NamedTuple):
     """How the ranks are spread: the part of a layout that decides its traffic."""
 
     pp: int

@@ -63,7 +63,7 @@ def test_every_way_is_there_once(gpus: int, ways: int) -> None:
     assert len(set(every)) == len(every) >= len(found)
     on_device = {d for d in found if d.offload == "none"}
     assert len(on_device) == ways  # ordered products of four degrees
-    on_host = {replace(d, offload="none") for d in found if d.offload == "cpu"}
+    on_host = {d._replace(offload="none") for d in found if d.offload == "cpu"}
     assert {d for d in on_device if d.sharding == "fsdp"} <= on_host
     for d in every:
         assert d.pp * d.data_parallel * d.cp * d.tp == gpus

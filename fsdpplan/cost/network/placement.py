@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
+from typing import NamedTuple
 
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.cluster import Cluster, Level
@@ -223,8 +224,7 @@ def _touched_domains(start: int, domain_gpus: int, ranks: int, stride: int) -> i
     return (offset + (ranks - 1) * stride) // domain_gpus + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(NamedTuple):
     """A process group by its shape: what placement on the network needs."""
 
     axis: str

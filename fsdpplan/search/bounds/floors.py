@@ -122,7 +122,7 @@ class Floors:
         """The least of all micro-batches, as if all shards were as small as they can be, and moved
         in no time: the same for many. Infinite where nothing fits."""
         if d.sharding != "ddp":
-            d = replace(d, dp_replicate=1, dp_shard=d.data_parallel)
+            d = d._replace(dp_replicate=1, dp_shard=d.data_parallel)
         if d not in self.families:
             self.families[d] = inf
             if self._may_fit_at_all(d):
