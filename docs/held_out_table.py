@@ -12,7 +12,7 @@ from statistics import NormalDist, mean, median, quantiles
 
 from fsdpplan.files.profiles.catalogue import load_profile
 from fsdpplan.files.profiles.devices import PHYSICS, PhysicsProfile
-from fsdpplan.files.runs.table import bundled_runs, read_runs
+from fsdpplan.files.runs.table import bundled_runs, known_runs
 from fsdpplan.validate.compare.pairs import log_residual
 from fsdpplan.validate.fit.bands import is_inside
 from fsdpplan.validate.fit.held_out import HELD_OUT, HeldOutRow, read_held_out
@@ -89,7 +89,7 @@ def _errors(rows: Sequence[HeldOutRow]) -> list[float]:
 def _rows_by_project() -> dict[str, list[HeldOutRow]]:
     """Of nanotron only its plain layouts, as everywhere."""
     table: Path = bundled_runs()
-    runs = read_runs(table)
+    runs = known_runs()
     projects: dict[str, list[HeldOutRow]] = defaultdict(list)
     for row in read_held_out(table.parent / HELD_OUT).rows:
         if is_tuned(runs[row.row]):

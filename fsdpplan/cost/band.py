@@ -36,6 +36,7 @@ from typing import Protocol
 
 from fsdpplan.spec.cluster import Cluster, Device, Level, StepError
 from fsdpplan.spec.plan import Interval, MemoryBreakdown, TimeBreakdown
+from fsdpplan.spec.runtime import StackFamily
 from fsdpplan.spec.training import Training
 
 NORMAL_80 = 1.2816
@@ -71,6 +72,13 @@ def step_shares(time: TimeBreakdown) -> dict[str, float]:
         "bubble": time.bubble_seconds,
     }
     return {kind: seconds / total for kind, seconds in kinds.items()}
+
+
+def error_of(error: StepError, family: StackFamily) -> StepError:
+    """`error` for softwares of that family: that of the stack is known where the stack is."""
+    if family != "own" or not error.own_stack_fraction:
+        return error
+    return replace(error, stack_fraction=error.own_stack_fraction)
 
 
 def kind_errors(error: StepError) -> dict[str, float]:
@@ -145,7 +153,7 @@ def ratio_log_error(one: Step, other: Step) -> float:
 
     Of two devices or softwares nothing is taken to cancel, which can only be too careful.
     """
-    first, second = one.cluster.device.error, other.cluster.device.error
+    first, second = (error_of(s.cluster.device.error, s.training.family) for s in (one, other))
     if not _is_one_stack(one, other):
         return hypot(log_error(one.time, first), log_error(other.time, second))
     errors = kind_errors(first)

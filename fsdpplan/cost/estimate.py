@@ -17,11 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from math import erf, log, sqrt
 
-from fsdpplan.cost.band import step_interval, widened
+from fsdpplan.cost.band import error_of, step_interval, widened
 from fsdpplan.cost.block.operators import repeated_operators
 from fsdpplan.cost.block.work import block_work
+from fsdpplan.cost.kernels.attention import far_log_error
 from fsdpplan.cost.kernels.compute import device_parts
 from fsdpplan.cost.memory.peak import rank_memory
+from fsdpplan.cost.model.attention_kernel import attention_kernel
 from fsdpplan.cost.model.params import (
     attention_forward_flops_per_token,
     mfu_fraction,
@@ -347,10 +349,14 @@ factor of two either way. Held, not fitted: no measured run has such blocks."""
 
 def _interval(case: Case, time: TimeBreakdown) -> Interval:
     """The step with its band, wider by what no measured run is behind."""
-    band = step_interval(time, case.cluster.device.error)
-    if not case.model.has_unmeasured_mixers:
-        return band
-    return widened(band, STATES_LOG_ERROR * time.attention_seconds / time.total_seconds)
+    band = step_interval(time, error_of(case.cluster.device.error, case.training.family))
+    share = time.attention_seconds / time.total_seconds
+    if case.model.has_unmeasured_mixers:
+        return widened(band, STATES_LOG_ERROR * share)
+    model, training, device = case.model, case.training, case.cluster.device
+    kernel = attention_kernel(model=model, training=training, device=device)
+    far = far_log_error(kernel, seq_len=training.seq_len)
+    return widened(band, far * share) if far else band
 
 
 def _of_phases(case: Case) -> Estimate:
@@ -368,7 +374,7 @@ def _of_phases(case: Case) -> Estimate:
         return float(sum(weight * value for weight, value in each) / sum(w for w, _ in each))
 
     return Estimate(
-        step_seconds=step_interval(step.time, case.cluster.device.error),
+        step_seconds=_interval(case, step.time),
         tokens_per_second=tokens_per_second,
         tokens_per_second_per_gpu=tokens_per_second / case.cluster.gpus,
         mfu_fraction=over_time("mfu_fraction"),

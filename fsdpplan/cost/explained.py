@@ -15,12 +15,13 @@ from typing import Literal
 from fsdpplan.cost.block.operators import block_operators, element_wise_bytes, on_device
 from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.estimate import StepTime, rank_passes, slowest_factor, step_time
-from fsdpplan.cost.kernels.attention import head_channels
+from fsdpplan.cost.kernels.attention import head_channels, kernel_fraction
 from fsdpplan.cost.kernels.compute import (
     device_parts,
     element_wise_kernels,
 )
 from fsdpplan.cost.kernels.rates import memory_bytes_per_second
+from fsdpplan.cost.model.attention_kernel import AttentionKernel
 from fsdpplan.cost.model.formats import formats, local_tokens
 from fsdpplan.cost.model.params import attention_forward_flops_per_token
 from fsdpplan.cost.model.shards import Stage, block_cases
@@ -293,6 +294,14 @@ def _matmuls(case: Case, kind: _Kind) -> Explained:
     )
 
 
+KERNEL_WORDS: dict[AttentionKernel, str] = {
+    "cudnn": "cuDNN's kernel: attention_forward_fraction * native_attention_ratio",
+    "flash": "FlashAttention-2: attention_forward_fraction",
+    "efficient": "the memory-efficient kernel, half of attention_forward_fraction",
+    "scores": "plain scores, as if fused: attention_forward_fraction",
+}
+
+
 def _attention(case: Case, kind: _Kind) -> Explained:
     work, device = block_work(kind.case), case.cluster.device
     forward, backward = device_parts(work, device)
@@ -305,7 +314,8 @@ def _attention(case: Case, kind: _Kind) -> Explained:
     )
     flops /= work.tp
     peak = device.peak_flops_per_second(work.activation_dtype)
-    reached = device.fit.attention_forward_fraction
+    kernel = work.attention_kernel
+    reached = kernel_fraction(kernel, "forward", device)
     full = kind.passes * work.tokens * flops / (peak * reached)
     query, values = head_channels(kind.case.model)
     return Explained(
@@ -333,7 +343,7 @@ def _attention(case: Case, kind: _Kind) -> Explained:
                 unit="FLOP/s",
                 words=f"{work.activation_dtype} peak (profile)",
             ),
-            number("c", reached, "share in forward (attention_forward_fraction, profile)"),
+            number("c", reached, f"share in forward, {KERNEL_WORDS[kernel]} (profile)"),
             number(
                 "q", full / each if each else 1.0, "left by tiles, masks, backward and long steps"
             ),
@@ -416,7 +426,7 @@ def _ends(case: Case, stage: Stage) -> Explained:
     tokens = local_tokens(training=training, layout=case.layout)
     vocab = case.model.vocab_rows(case.layout.tp) // case.layout.tp
     dtype = training.activation_dtype
-    sustained = in_family(device, training.traits.family).fit.sustained_fraction
+    sustained = in_family(device, training.family).fit.sustained_fraction
     peak = device.peak_flops_per_second(dtype)
     full = 6 * tokens * case.model.hidden * vocab / (peak * device.fit.matmul_fraction * sustained)
     return Explained(

@@ -80,8 +80,10 @@ class DeviceFit:
     """Rate of matmuls whose rows do not begin at multiples of 16 bytes, as a share of aligned
     ones'."""
     native_attention_ratio: float = 1.0
-    """Rate of fused attention written for asynchronous tensor cores (devices with fp8) over that of
-    kernels that are not."""
+    """Rate in forward of fused attention written for asynchronous tensor cores (Hopper, Blackwell)
+    over that of kernels that are not."""
+    native_backward_ratio: float = 0.8
+    """Rate of such attention in backward as a share of its rate in forward."""
     throttled_fraction: float = 1.0
     """Rate of a matmul that runs on its own for long, as a share of a short one's: the power limit
     has lowered the clock by then."""
@@ -94,7 +96,10 @@ class DeviceFit:
     CPUs reach, and copies of all its devices together."""
     sustained_fraction: float = 1.0
     """Rate of matmuls and attention in a training step as a share of their rate on their own: a
-    long step is held to the power cap, a short benchmark is not."""
+    long step is held to the power cap, a short benchmark is not. Of the device, whatever trains."""
+    stack_fraction: float = 1.0
+    """Rate that softwares of others reach of that on devices of this generation: what they lose
+    between kernels, and by other kernels than those that were timed alone."""
 
     straggler_fraction: float = 0.0
     """Standard deviation of the rate of single devices: a step waits for the slowest of them."""
@@ -107,14 +112,16 @@ class DeviceFit:
     """The same of softwares of which too few projects are known: the mean of the families."""
 
     def sustained(self, family: StackFamily) -> float:
-        """`sustained_fraction` of the softwares of that family, 1 at most."""
+        """`sustained_fraction`, less what softwares of that family lose; 1 at most."""
         paces = {
             "pytorch": 1.0,
             "megatron": self.megatron_pace,
             "early_megatron": self.early_megatron_pace,
             "other": self.other_pace,
         }
-        return min(1.0, self.sustained_fraction * paces[family])
+        if family == "own":
+            return self.sustained_fraction
+        return min(1.0, self.sustained_fraction * self.stack_fraction * paces[family])
 
     @property
     def attention_backward_fraction(self) -> float:
@@ -129,6 +136,7 @@ class DeviceFit:
             "attention_backward_ratio": self.attention_backward_ratio,
             "fp8_fraction": self.fp8_fraction,
             "sustained_fraction": self.sustained_fraction,
+            "stack_fraction": self.stack_fraction,
             "throttled_fraction": self.throttled_fraction,
             "host_link_fraction": self.host_link_fraction,
             "host_memory_fraction": self.host_memory_fraction,
@@ -137,6 +145,7 @@ class DeviceFit:
             **shares,
             unaligned_fraction=self.unaligned_fraction,
             native_attention_ratio=self.native_attention_ratio,
+            native_backward_ratio=self.native_backward_ratio,
         )
         require_fraction(
             **shares,
@@ -205,6 +214,9 @@ class StepError:
     stack_fraction: float = 0.0
     """Of all steps of one stack alike, a project's software and machine: how far projects of one
     family lie apart. It cancels between layouts of one stack, and its own runs settle it."""
+    own_stack_fraction: float = 0.0
+    """The same of the package's own trainer, whose kernels were profiled: how far its machines lie
+    apart. 0: as `stack_fraction`."""
     matmul_fraction: float
     """Of the matmuls of blocks."""
     attention_fraction: float

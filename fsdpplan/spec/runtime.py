@@ -16,6 +16,7 @@ RuntimeName = Literal[
     "fsdp2",
     "fsdp2_2024",
     "fsdp2_wrapped",
+    "fsdp2_others",
     "fsdp1",
     "fsdp1_2024",
     "composer",
@@ -35,7 +36,7 @@ RuntimeName = Literal[
     "automodel",
 ]
 
-StackFamily = Literal["pytorch", "megatron", "early_megatron", "other"]
+StackFamily = Literal["own", "pytorch", "megatron", "early_megatron", "other"]
 HalfGradients = Literal["transient", "backward", "resident"]
 PipelineOutputs = Literal["freed", "split", "kept"]
 
@@ -48,8 +49,9 @@ class Runtime:
     words: str
     """What to call it in a sentence."""
     family: StackFamily = "pytorch"
-    """Softwares whose kernels come from the same hands: how fast they run by themselves, beside
-    what the traits say, is fitted over the projects of a family (`DeviceFit.sustained`)."""
+    """Softwares whose kernels come from the same hands: what they lose against what the device
+    sustains, beside what the traits say, is fitted over the projects of a family
+    (`DeviceFit.sustained`). `own` is the trainer of this package, which loses nothing."""
     flat_parameters: bool = False
     """One flat parameter an FSDP unit (FSDP1): gathered in place, so nothing is copied out."""
     units_of_ends: bool = False
@@ -205,6 +207,7 @@ class Runtime:
 FSDP2 = Runtime(
     name="fsdp2",
     words="FSDP2",
+    family="own",
     units_of_ends=True,
     reference_decoder=True,
     routes_whole_sequence=True,
@@ -308,8 +311,17 @@ RUNTIMES: tuple[Runtime, ...] = (
     ),
     replace(
         FSDP2,
+        name="fsdp2_others",
+        words="FSDP2 in a program of others",
+        family="pytorch",
+        grows_segments=False,
+        source="as above, of torchtitan and scripts: what they do beside it is not known",
+    ),
+    replace(
+        FSDP2,
         name="fsdp2_2024",
         words="FSDP2 with torch before 2.9",
+        family="pytorch",
         wraps_alone=True,
         caches_casts=True,
         units_of_ends=False,
@@ -438,6 +450,7 @@ RUNTIMES: tuple[Runtime, ...] = (
     replace(
         FSDP2,
         name="llama3",
+        family="pytorch",
         grows_segments=False,
         words="Llama 3's FSDP, tensor, context and pipeline parallelism",
         reference_decoder=False,
@@ -460,6 +473,7 @@ RUNTIMES: tuple[Runtime, ...] = (
     replace(
         FSDP2,
         name="automodel",
+        family="pytorch",
         grows_segments=False,
         words="NeMo AutoModel",
         units_of_ends=False,
@@ -476,6 +490,7 @@ RUNTIMES: tuple[Runtime, ...] = (
     replace(
         FSDP2,
         name="half_states",
+        family="pytorch",
         grows_segments=False,
         words="FSDP2 or DDP over a model in half precision",
         wraps_alone=True,

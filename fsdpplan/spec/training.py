@@ -24,7 +24,7 @@ from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.layout import Layout
-from fsdpplan.spec.runtime import Runtime, RuntimeName, runtime_named
+from fsdpplan.spec.runtime import Runtime, RuntimeName, StackFamily, runtime_named
 from fsdpplan.spec.values import (
     RemembersHash,
     remembered_hash,
@@ -591,6 +591,13 @@ class Training(RemembersHash):
     def traits(self) -> Runtime:
         """What the runtime does."""
         return runtime_named(self.runtime)
+
+    @property
+    def family(self) -> StackFamily:
+        """Whose software it is: a program of others that runs on `fsdp2` is not the trainer."""
+        family = self.traits.family
+        is_others = family == "own" and program_named(self.program).is_target
+        return "pytorch" if is_others else family
 
     @property
     def torch_release(self) -> TorchRelease | None:

@@ -61,7 +61,7 @@ def works(draw: st.DrawFn) -> BlockWork:
         ep=draw(st.sampled_from([1, 2])),
         fused_kernels=draw(st.booleans()),
         joined_projections=draw(st.booleans()),
-        flash_attention=draw(st.booleans()),
+        attention_kernel=draw(st.sampled_from(["cudnn", "flash", "efficient", "scores"])),
         dropout=draw(st.booleans()),
         fp8_recipe=draw(st.sampled_from(["tensorwise", "rowwise", "delayed"])),
     )

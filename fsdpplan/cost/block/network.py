@@ -144,13 +144,20 @@ def _mixture(
     )
 
 
+INDEXED_PASSES = (6.0, 18.0)
+"""What they lose by that in (forward, backward), in passes over the copies: 4 ms a block of 8,192
+tokens with 8 of 128 experts, where 11 passes are 1 ms, in a profile of torch 2.11 on an H100."""
+
+
 def _permutations(work: BlockWork, experts: Experts) -> tuple[Operator, Operator]:
     """Choice and dispatch of the tokens' copies, and what combines those that come back.
 
     Passes over the copies, `active` for each token: gathered (2), weighted (2) and summed (1, and
     one over the tokens); split among ranks, sorted by expert after the exchange and back before it
     (4). Hand-written kernels weight while they sum. Backward mirrors forward, and reads the outputs
-    once more for the gradient of the weights.
+    once more for the gradient of the weights. PyTorch's kernels reach less than a copy's rate: rows
+    are weighted in fp32, sums of rows and gradients of gathered rows are added by index
+    (`INDEXED_PASSES`).
 
     All experts are taken as equally popular: load imbalance, and the tokens that a capacity limit
     drops, are not modelled. The exchange between ranks is communication.
@@ -161,9 +168,11 @@ def _permutations(work: BlockWork, experts: Experts) -> tuple[Operator, Operator
     sorts = 2 if work.exchanges_rows else 0
     into = (2 + sorts) * copies + ROUTER_PASSES * FP32_BYTES * routed * experts.experts
     out = ((1 if work.kernels == "fused" else 3) + sorts) * copies + tokens
+    more = (0.0, 0.0) if work.kernels == "fused" else INDEXED_PASSES
+    behind = out + (1 + more[1] / 2) * copies
     return (
-        Operator("dispatch", "ffn_in", "elementwise", None, into, into),
-        Operator("combine", "ffn_out", "elementwise", None, out, out + copies),
+        Operator("dispatch", "ffn_in", "elementwise", None, into, into + more[1] / 2 * copies),
+        Operator("combine", "ffn_out", "elementwise", None, out + more[0] * copies, behind),
     )
 
 

@@ -11,7 +11,13 @@ from functools import lru_cache
 from math import inf
 from typing import Literal
 
-from fsdpplan.cost.model.attention_kernel import added_width, documents_one_by_one, masked_share
+from fsdpplan.cost.model.attention_kernel import (
+    AttentionKernel,
+    added_width,
+    attention_kernel,
+    documents_one_by_one,
+    masked_share,
+)
 from fsdpplan.cost.model.formats import formats, local_tokens
 from fsdpplan.cost.model.params import block_tensors
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
@@ -66,16 +72,14 @@ class BlockWork(RemembersHash):
     """The block is not compiled, but its element-wise kernels are fused by hand."""
     joined_projections: bool = False
     """Projections of one input are one matrix: query, key and value; gate and up."""
-    flash_attention: bool = True
-    """Scores are not written to memory."""
+    attention_kernel: AttentionKernel = "flash"
+    """What computes attention."""
     masks_windows: bool = False
     """Fused attention knows no windows: it is given a mask, and computes what that leaves out."""
     one_by_one: bool = False
     """Packed documents go through attention one after the other."""
     added_width: int = 0
     """Columns that are added to heads for what no kernel knows, to values as well."""
-    native_attention: bool = False
-    """Fused attention uses the asynchronous tensor cores of devices that have them."""
     dropout: bool = False
     """Attention and both residual branches drop elements at random."""
     composite_norms: bool = False
@@ -107,6 +111,11 @@ class BlockWork(RemembersHash):
     """Rows of routed experts, gate and up are kept in fp8, too."""
     remakes_product: bool = False
     """The input of the down projection is not kept: backward makes it of gate and up."""
+
+    @property
+    def flash_attention(self) -> bool:
+        """Scores are not written to memory."""
+        return self.attention_kernel != "scores"
 
     @property
     def kernels(self) -> Kernels:
@@ -165,7 +174,16 @@ class BlockWork(RemembersHash):
 FSDP_UNIT_OPERATORS = 15.0
 """Operators that FSDP2 dispatches for one unit in each of forward and backward: allocations,
 copies, collectives. Counted on the trainer's step (tests/ground_truth, torch 2.13, reshard always):
-27 in both for a block of 9 parameters, 32 for one of 16. Left out: what its Python hooks cost."""
+27 in both for a block of 9 parameters, 32 for one of 16."""
+
+FSDP_PARAMETER_OPERATORS = 2.0
+"""What its Python does in each of them for one parameter: views made, modules handed the parameter,
+and the sharded one again. From 36 compiled units of GPT-2 Large on one H100, whose host takes 5 ms
+a unit, beside 10 us for a bare kernel."""
+
+ALONE_PARAMETER_OPERATORS = 2.0
+"""Over one rank nothing is gathered, and each parameter is cast and copied by itself: counted in
+the same profile."""
 
 DDP_PARAMETER_OPERATORS = 0.5
 """DDP's reducer divides each gradient once in backward: half an operator in each pass. Read off
@@ -191,13 +209,16 @@ def block_work(case: Case) -> BlockWork:
     """
     model, training, layout = case.model, case.training, case.layout
     device = case.cluster.device
+    traits = training.traits
     if layout.sharding == "fsdp":
+        each = FSDP_PARAMETER_OPERATORS
+        each += ALONE_PARAMETER_OPERATORS if layout.shard_ranks == 1 else 0.0
         wrapper = FSDP_UNIT_OPERATORS / layout.wrap_blocks
+        wrapper += 0.0 if traits.flat_parameters else each * len(block_tensors(model))
     elif layout.dp_replicate * layout.dp_shard > 1:
         wrapper = DDP_PARAMETER_OPERATORS * len(block_tensors(model))
     else:
         wrapper = 0.0
-    traits = training.traits
     is_fp8 = training.precision == "fp8"
     caches_fp8_weights = training.fp8_recipe == "delayed"  # until the optimizer has changed them
     return BlockWork(
@@ -217,14 +238,13 @@ def block_work(case: Case) -> BlockWork:
         trades_heads=layout.cp_attention == "ulysses",
         ep=layout.ep if model.experts else 1,
         experts_over_tp=layout.experts_over_tp and model.experts is not None,
-        family=traits.family,
+        family=training.family,
         fused_kernels=traits.fused_kernels,
         joined_projections=traits.joined_projections,
-        flash_attention=traits.flash_attention,
+        attention_kernel=attention_kernel(model=model, training=training, device=device),
         masks_windows=masked_share(model=model, training=training, device=device) > 0,
         one_by_one=documents_one_by_one(model=model, training=training, device=device),
         added_width=added_width(model) if traits.reference_decoder else 0,
-        native_attention=traits.native_attention,
         dropout=traits.dropout or training.dropped.residual > 0,
         composite_norms=traits.composite_norms,
         remakes_latents=traits.remakes_latents,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, inf, log
+from math import exp, inf, log, log2
+from typing import Literal
 
 from fsdpplan.cost.block.work import BlockWork
 from fsdpplan.cost.kernels.rates import (
@@ -19,6 +20,7 @@ from fsdpplan.cost.kernels.rates import (
     matmul_seconds,
     memory_bytes_per_second,
 )
+from fsdpplan.cost.model.attention_kernel import AttentionKernel
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Precision
@@ -26,16 +28,54 @@ from fsdpplan.spec.training import Precision
 TILE = 128
 """Queries and keys of one tile of scores. FlashAttention-2 and 3 take 64 to 192."""
 
-FILL_TILES = 1.0
-"""What a row of tiles costs beyond its tiles, in tiles: loading the queries, the first scores with
-nothing beside them, the last rescaling and the store. Reasoned, not fitted."""
 
-SOFTMAX_CHANNELS = 16
-"""What the exponential of one score and the rescaling of its row cost, in channels of a head.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelShape:
+    """What one pass of a fused kernel costs beside its tiles at their full rate."""
 
-A multiprocessor of an A100 does 16 exponentials or 1024 fused multiply-adds of 16-bit numbers a
-clock, so one costs as much as 32 channels (two multiply-adds each); half hides behind the matmuls.
-"""
+    fill_tiles: float
+    """What a row of tiles costs beyond its tiles, in tiles: loading the queries, the first scores
+    with nothing beside them, the last rescaling and the store; what runs before and behind."""
+    softmax_channels: float
+    """What the exponential of one score and the rescaling of its row cost, in channels of a head:
+    narrow heads are slower by that."""
+    row_tiles: int = 1
+    """Tiles of queries that one multiprocessor works on together."""
+
+
+Direction = Literal["forward", "backward"]
+
+KERNEL_SHAPES: dict[tuple[AttentionKernel, Direction], KernelShape] = {
+    ("flash", "forward"): KernelShape(fill_tiles=1.0, softmax_channels=16),
+    ("flash", "backward"): KernelShape(fill_tiles=1.0, softmax_channels=16),
+    ("efficient", "forward"): KernelShape(fill_tiles=1.0, softmax_channels=16),
+    ("efficient", "backward"): KernelShape(fill_tiles=1.0, softmax_channels=16),
+    ("cudnn", "forward"): KernelShape(fill_tiles=1.0, softmax_channels=104, row_tiles=2),
+    ("cudnn", "backward"): KernelShape(fill_tiles=3.3, softmax_channels=66),
+}
+"""FlashAttention-2: a multiprocessor of an A100 does 16 exponentials or 1024 fused multiply-adds of
+16-bit numbers a clock, so one exponential costs as much as 32 channels (two multiply-adds each);
+half hides behind the matmuls. Reasoned, not fitted.
+
+cuDNN's: fitted to its kernels on one H100 with torch 2.11, alone and inside steps: heads of 64 and
+128, 1,024 to 8,192 tokens. Backward makes the rows' sums of products first and casts the gradient
+of queries last, which counts by rows, not by tiles. Tensor cores are twice as fast as the A100's
+beside exponentials, of which there are as many."""
+
+MEASURED_TOKENS: dict[AttentionKernel, tuple[int, int]] = {
+    "cudnn": (1024, 32768),
+    "flash": (512, 65536),
+    "efficient": (512, 65536),
+    "scores": (512, 8192),
+}
+"""Shortest and longest sequence at which a kernel was measured: alone, or as most of a step."""
+
+FAR_LOG_ERROR = 0.1
+"""Standard deviation of the log of attention's time a doubling of the length beyond those."""
+
+EFFICIENT_SHARE = 0.55
+"""Rate of the memory-efficient kernel as a share of FlashAttention-2's: published forward rates on
+A100 are about half. Chosen, not fitted."""
 
 REFERENCE_CHANNELS = 128
 """Width of a head at which the fitted shares of the peak hold."""
@@ -191,18 +231,17 @@ def _chosen_seconds(work: BlockWork, device: Device, *, backward: bool) -> float
     masked = _attention_backward_seconds if backward else _attention_forward_seconds
     seconds = masked(work, device)
     query, value = latent.kv_rank + latent.rope_head_dim, latent.kv_rank
-    fit, width = device.fit, query + value
-    fraction, channels = fit.attention_forward_fraction, width
+    direction: Direction = "backward" if backward else "forward"
+    channels = query + value
     if backward:
-        fraction = fit.attention_backward_fraction
         channels = BACKWARD_QUERY_KEY * query + BACKWARD_VALUE * value
-    rate = _fused_rate(query, value, fraction, work, device)
     in_latent = _tiles_seconds(
         work,
         device,
         window=latent.indexer.keys,
         tile_flops=2.0 * channels * TILE * TILE,
-        rate=rate,
+        rate=_fused_rate(query, value, direction, work, device),
+        direction=direction,
     )
     return min(seconds, in_latent) + index_seconds(work, device)[backward]
 
@@ -211,17 +250,17 @@ def _attention_forward_seconds(work: BlockWork, device: Device) -> float:
     if not work.flash_attention:
         return _unfused_forward_seconds(work, device)
     query, value = _kernel_channels(work)
-    rate = _fused_rate(query, value, device.fit.attention_forward_fraction, work, device)
-    return _fused_seconds(work, device, rate=rate, channels=query + value)
+    rate = _fused_rate(query, value, "forward", work, device)
+    return _fused_seconds(work, device, rate=rate, channels=query + value, direction="forward")
 
 
 def _attention_backward_seconds(work: BlockWork, device: Device) -> float:
     if not work.flash_attention:
         return _unfused_backward_seconds(work, device)
     query, value = _kernel_channels(work)
-    rate = _fused_rate(query, value, device.fit.attention_backward_fraction, work, device)
+    rate = _fused_rate(query, value, "backward", work, device)
     channels = BACKWARD_QUERY_KEY * query + BACKWARD_VALUE * value
-    return _fused_seconds(work, device, rate=rate, channels=channels)
+    return _fused_seconds(work, device, rate=rate, channels=channels, direction="backward")
 
 
 def _kernel_channels(work: BlockWork) -> tuple[int, int]:
@@ -232,22 +271,41 @@ def _kernel_channels(work: BlockWork) -> tuple[int, int]:
     return query + work.added_width, query + work.added_width
 
 
-def _fused_rate(query: int, value: int, fraction: float, work: BlockWork, device: Device) -> float:
+def kernel_fraction(kernel: AttentionKernel, direction: Direction, device: Device) -> float:
+    """Share of the dense peak that a fused kernel reaches while it computes tiles of wide heads."""
+    fit = device.fit
+    forward = fit.attention_forward_fraction
+    backward = fit.attention_backward_ratio
+    if kernel == "cudnn":
+        forward, backward = forward * fit.native_attention_ratio, fit.native_backward_ratio
+    elif kernel == "efficient":
+        forward *= EFFICIENT_SHARE
+    return forward if direction == "forward" else forward * backward
+
+
+def _fused_rate(
+    query: int, value: int, direction: Direction, work: BlockWork, device: Device
+) -> float:
     """FLOPs a second while tiles are computed: less for narrow heads, whose softmax weighs more.
 
         peak * fraction * (c + 2 s) / c * w / (w + 2 s)
 
-    w: channels of query and value head; c: those of the reference; s: what softmax costs.
+    w: channels of query and value head; c: those of the reference, of which cuDNN's takes wider
+    ones no faster; s: what softmax costs.
     """
-    width, reference, softmax = query + value, 2 * REFERENCE_CHANNELS, 2 * SOFTMAX_CHANNELS
+    kernel = work.attention_kernel
+    reference = 2 * REFERENCE_CHANNELS
+    width = min(query + value, reference) if kernel == "cudnn" else query + value
+    softmax = 2 * KERNEL_SHAPES[kernel, direction].softmax_channels
     peak = device.peak_flops_per_second(work.activation_dtype)
-    if work.native_attention and device.peak_fp8_flops_per_second is not None:
-        fraction *= device.fit.native_attention_ratio
     relative = (reference + softmax) / reference * width / (width + softmax)
+    fraction = kernel_fraction(kernel, direction, device)
     return min(peak, peak * fraction * relative) * device.fit.sustained(work.family)
 
 
-def _fused_seconds(work: BlockWork, device: Device, *, rate: float, channels: int) -> float:
+def _fused_seconds(
+    work: BlockWork, device: Device, *, rate: float, channels: int, direction: Direction
+) -> float:
     model = work.model
     windowed = model.windowed_blocks / model.layers
     seconds = 0.0
@@ -255,7 +313,12 @@ def _fused_seconds(work: BlockWork, device: Device, *, rate: float, channels: in
         if share:
             seconds += share * max(
                 _tiles_seconds(
-                    work, device, window=window, tile_flops=2.0 * channels * TILE * TILE, rate=rate
+                    work,
+                    device,
+                    window=window,
+                    tile_flops=2.0 * channels * TILE * TILE,
+                    rate=rate,
+                    direction=direction,
                 ),
                 _mask_bytes(work, window) / memory_bytes_per_second(device),
             )
@@ -277,11 +340,17 @@ def _mask_bytes(work: BlockWork, window: int) -> float:
 
 
 def _tiles_seconds(
-    work: BlockWork, device: Device, *, window: int, tile_flops: float, rate: float
+    work: BlockWork,
+    device: Device,
+    *,
+    window: int,
+    tile_flops: float,
+    rate: float,
+    direction: Direction,
 ) -> float:
     """Time of all tiles, or of the longest row of them if that is more: a row of tiles is one
-    multiprocessor's. Under context parallelism a row is filled anew for each piece of the keys,
-    unless ranks trade heads: then each has whole rows of fewer heads.
+    multiprocessor's, or several are. Under context parallelism a row is filled anew for each
+    piece of the keys, unless ranks trade heads: then each has whole rows of fewer heads.
     """
     heads = -(-work.model.heads // work.tp)
     sequences = work.tokens * work.cp / work.seq_len
@@ -300,9 +369,12 @@ def _tiles_seconds(
             chunked=work.model.window_kind == "chunked",
         )
     pieces = 1 if work.trades_heads else work.cp
-    tiles = heads * sequences * (of.all / pieces + of.rows * FILL_TILES) * pieces / work.cp
+    shape = KERNEL_SHAPES[work.attention_kernel, direction]
+    fill = shape.fill_tiles
+    tiles = heads * sequences * (of.all / pieces + of.rows * fill) * pieces / work.cp
     of_a_multiprocessor = rate / device.multiprocessors
-    busiest = max(tiles / device.multiprocessors, of.longest / pieces + FILL_TILES)
+    longest = shape.row_tiles * (of.longest / pieces + fill)
+    busiest = max(tiles / device.multiprocessors, longest)
     return busiest * tile_flops / of_a_multiprocessor
 
 
@@ -373,3 +445,11 @@ def _unfused_backward_seconds(work: BlockWork, device: Device) -> float:
         + 2 * _batched_seconds(work, device, n=query, k=work.seq_len)
         + traffic / memory_bytes_per_second(device)
     )
+
+
+def far_log_error(kernel: AttentionKernel, *, seq_len: int) -> float:
+    """Standard deviation of the log of attention's time for lengths beyond the measured ones: its
+    kernel's rate is carried on from there."""
+    shortest, longest = MEASURED_TOKENS[kernel]
+    times = max(seq_len / longest, shortest / seq_len, 1.0)
+    return FAR_LOG_ERROR * log2(times)

@@ -78,7 +78,7 @@ def head_seconds(
     forward_matmul = forward_matmul_seconds(shapes, dtype=dtype, device=device)
     backward_matmul = backward_matmul_seconds(shapes, dtype=dtype, device=device)
     if not pads:
-        share = aligned_fraction(width=vocab, element_bytes=DTYPE_BYTES[dtype], device=device)
+        share = aligned_fraction(vocab, element_bytes=DTYPE_BYTES[dtype], device=device)
         forward_matmul, backward_matmul = forward_matmul / share, backward_matmul / share
     logits = tokens * (loss_vocab or vocab)
     forward_bytes, backward_bytes = JOINED_LOSS_BYTES if joins_loss else EAGER_LOSS_BYTES
@@ -208,7 +208,7 @@ def head_pieces_seconds(
     shapes = ((-(-tokens // chunks), vocab, model.hidden),)
     matmuls = forward_matmul_seconds(shapes, dtype=dtype, device=device)
     matmuls += backward_matmul_seconds(shapes, dtype=dtype, device=device)
-    matmuls /= aligned_fraction(width=vocab, element_bytes=element_bytes, device=device)
+    matmuls /= aligned_fraction(vocab, element_bytes=element_bytes, device=device)
     weights = vocab * model.hidden
     normed = tokens * model.hidden * element_bytes
     bytes_a_logit = JOINED_PIECE_BYTES if joins_loss else EAGER_PIECE_BYTES

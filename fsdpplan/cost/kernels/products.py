@@ -7,7 +7,12 @@ rows.
 from __future__ import annotations
 
 from fsdpplan.cost.block.products import Product
-from fsdpplan.cost.kernels.rates import has_tiles, matmul_seconds, memory_bytes_per_second
+from fsdpplan.cost.kernels.rates import (
+    aligned_fraction,
+    has_tiles,
+    matmul_seconds,
+    memory_bytes_per_second,
+)
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.training import DTYPE_BYTES
 
@@ -20,10 +25,10 @@ def product_seconds(product: Product, *, dtype: str, device: Device) -> float:
 
     A grouped one computes whole tiles of rows for each group, and reads each group's weights.
     """
+    share = _aligned_fraction(product, dtype=dtype, device=device)
     if product.groups == 1:
-        return matmul_seconds(
-            m=max(1, round(product.rows)), n=product.n, k=product.k, dtype=dtype, device=device
-        )
+        rows = max(1, round(product.rows))
+        return matmul_seconds(m=rows, n=product.n, k=product.k, dtype=dtype, device=device) / share
     tiles = -(-product.rows / product.groups // GROUP_ROWS)
     rows = round(
         max(tiles, 1.0) * GROUP_ROWS * product.groups if has_tiles(device) else product.rows
@@ -33,15 +38,22 @@ def product_seconds(product: Product, *, dtype: str, device: Device) -> float:
     traffic = product.weight_elements * operand + product.rows * (
         product.k * operand + product.n * 2
     )
-    return max(tiled, traffic / memory_bytes_per_second(device) + device.fit.matmul_start_seconds)
+    streamed = traffic / memory_bytes_per_second(device) + device.fit.matmul_start_seconds
+    return max(tiled / share, streamed)
+
+
+def _aligned_fraction(product: Product, *, dtype: str, device: Device) -> float:
+    element_bytes = DTYPE_BYTES[dtype]
+    return aligned_fraction(product.n, product.k, element_bytes=element_bytes, device=device)
 
 
 def by_weight_seconds(product: Product, *, dtype: str, device: Device) -> float:
     """The gradient of the weights: (n x rows) @ (rows x k); grouped ones stand side by side."""
     rows = max(1, round(product.rows / product.groups))
-    return matmul_seconds(
+    seconds = matmul_seconds(
         m=product.n * product.groups, n=product.k, k=rows, dtype=dtype, device=device
     )
+    return seconds / _aligned_fraction(product, dtype=dtype, device=device)
 
 
 def forward_matmul_seconds(

@@ -142,10 +142,13 @@ ALIGNED_BYTES = 16
 element at a time, by kernels of an older kind. Source: cuBLAS documentation, tensor core usage."""
 
 
-def aligned_fraction(*, width: int, element_bytes: int, device: Device) -> float:
-    """Rate of a matmul with rows of `width` elements as a share of an aligned one's."""
-    aligned = width * element_bytes % ALIGNED_BYTES == 0
-    return 1.0 if aligned else device.fit.unaligned_fraction
+def aligned_fraction(*widths: int, element_bytes: int, device: Device) -> float:
+    """Rate of a matmul with matrices whose rows have so many elements as a share of an aligned
+    one's. Of a projection and of both products of its backward they are n and k: its input and its
+    weight have rows of k, its output of n, and so have their gradients; the tokens are never
+    a row's."""
+    aligned = all(width * element_bytes % ALIGNED_BYTES == 0 for width in widths)
+    return 1.0 if aligned or device.kind == "cpu" else device.fit.unaligned_fraction
 
 
 Unit = Literal["flops_per_second", "bytes_per_second"]

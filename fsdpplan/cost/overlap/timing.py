@@ -81,7 +81,7 @@ def layout_head_seconds(case: Case) -> tuple[float, float]:
     """(forward, backward) seconds of head and loss for one micro-batch on one rank."""
     model, training, layout = case.model, case.training, case.layout
     traits = training.traits
-    device = in_family(case.cluster.device, traits.family)
+    device = in_family(case.cluster.device, training.family)
     vocab = model.vocab_rows(layout.tp) // layout.tp
     if layout.loss_chunks > 1:
         is_wide = training.activation_dtype == "fp16"

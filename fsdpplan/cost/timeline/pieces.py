@@ -268,12 +268,12 @@ def _head_matmuls(case: Case) -> tuple[float, float]:
     """The head's product in (forward, backward), as `kernels/head` prices it: all of it in forward
     where the loss is made in pieces."""
     model, training, layout = case.model, case.training, case.layout
-    device = in_family(case.cluster.device, training.traits.family)
+    device = in_family(case.cluster.device, training.family)
     dtype = "bf16" if training.precision == "fp8" else training.precision
     vocab = model.vocab_rows(layout.tp) // layout.tp
     tokens = local_tokens(training=training, layout=layout)
     shapes = ((-(-tokens // layout.loss_chunks), vocab, model.hidden),)
-    share = aligned_fraction(width=vocab, element_bytes=DTYPE_BYTES[dtype], device=device)
+    share = aligned_fraction(vocab, element_bytes=DTYPE_BYTES[dtype], device=device)
     if training.traits.pads_vocabulary and layout.loss_chunks == 1:
         share = 1.0
     forward = forward_matmul_seconds(shapes, dtype=dtype, device=device) / share

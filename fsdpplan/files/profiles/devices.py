@@ -30,6 +30,7 @@ cube root."""
 DEVICE_FIT = (
     "matmul_fraction",
     "sustained_fraction",
+    "stack_fraction",
     "attention_forward_fraction",
     "memory_fraction",
 )
@@ -40,6 +41,7 @@ DEVICE_LOAN = (
     "matmul_wave_fraction",
     "matmul_start_seconds",
     "throttled_fraction",
+    "unaligned_fraction",
 )
 """Fields that a relative gives: those, and what a device may have of its own beside `physics`."""
 WORDS = ("compute_capability", "skypilot_name")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from typing import Literal
 
-from fsdpplan.cost.band import NORMAL_80, log_error
+from fsdpplan.cost.band import NORMAL_80, error_of, log_error
 from fsdpplan.cost.estimate import estimate
 from fsdpplan.errors import SpecError
 from fsdpplan.search.advice.sensitivity import rates_and_constants, with_value
@@ -129,7 +129,7 @@ def calibrated_log_error(case: Case, *, step: Interval, measured: StepError) -> 
 
 
 def _measurement(case: Case, unknown: Unknown, measured: StepError, seconds: float) -> Measurement:
-    now: float = getattr(case.cluster.device.error, unknown.kind)
+    now: float = getattr(_error(case), unknown.kind)
     least = 0.0 if unknown.means == "run" else getattr(measured, unknown.kind)
     then = min(now, least)
     moves, left = (_moves(case, unknown, one, seconds) for one in (now, then))
@@ -140,6 +140,10 @@ def _measurement(case: Case, unknown: Unknown, measured: StepError, seconds: flo
         moves_fraction=moves,
         gain=moves**2 - left**2,
     )
+
+
+def _error(case: Case) -> StepError:
+    return error_of(case.cluster.device.error, case.training.family)
 
 
 def _moves(case: Case, unknown: Unknown, error: float, seconds: float) -> float:
@@ -164,5 +168,5 @@ def _step_seconds(case: Case, unknown: Unknown, factor: float) -> float:
 def band_fraction(case: Case, measured: Iterable[Measurement] = ()) -> float:
     """80 % half-width of the predicted step once all of `measured` are."""
     known = {one.unknown.kind: one.measured_error_fraction for one in measured}
-    error = replace(case.cluster.device.error, **known)
+    error = replace(_error(case), **known)
     return exp(NORMAL_80 * log_error(estimate(case).time, error)) - 1

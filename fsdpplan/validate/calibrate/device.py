@@ -40,6 +40,7 @@ from fsdpplan.validate.compare.measured_kernels import (
     predicted_seconds,
     sustained_fraction,
     telling,
+    timed_kernel,
 )
 from fsdpplan.validate.fit.robust import Numbers, Sought, robust_fit
 
@@ -132,7 +133,31 @@ def _matmuls(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
         return _fitted("matmul_fraction", rows.matmuls, device)
     trained = [row for row in rows.matmuls if row.dtype in TRAINED_DTYPES]
     large = [row for row in trained if min(row.m, row.n, row.k) >= SMALLEST]
-    return _fitted("matmul_fraction", large or trained, device)
+    return _fitted("matmul_fraction", _fresh(large) or large or trained, device)
+
+
+FRESH_SECONDS = 1e-3
+"""Products no longer than this are repeated before the power limit has lowered the clock; longer
+ones show what is left of it (`_sustained`)."""
+
+
+LARGE = 2048
+"""Products with no smaller dimension show a rate; smaller ones their start as well, which is taken
+over."""
+
+LONG_TOKENS = 1024
+"""Sequences of so many tokens likewise."""
+
+
+def _fresh(rows: Sequence[MeasuredMatmul]) -> list[MeasuredMatmul]:
+    """Those of short products that are not small, if there are any."""
+    fresh = [row for row in rows if burst_seconds(row.seconds) <= FRESH_SECONDS]
+    return [row for row in fresh if min(row.m, row.n, row.k) >= LARGE] or fresh
+
+
+def _directed(rows: _Rows, direction: str) -> list[MeasuredAttention]:
+    mine = [row for row in rows.attention if row.direction == direction]
+    return [row for row in mine if row.seq_len >= LONG_TOKENS] or mine
 
 
 def _is_aligned(row: MeasuredMatmul) -> bool:
@@ -162,17 +187,19 @@ def _unaligned(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
 def _fp8(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
     mine = [row for row in rows.matmuls if row.dtype == "fp8"]
     large = [row for row in mine if min(row.m, row.n, row.k) >= SMALLEST]
-    return _fitted("fp8_fraction", large or mine, device)
+    return _fitted("fp8_fraction", _fresh(large) or large or mine, device)
 
 
 def _forward(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
-    mine = [row for row in rows.attention if row.direction == "forward"]
+    mine = _directed(rows, "forward")
     return _fitted("attention_forward_fraction", mine, device)
 
 
 def _backward(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
-    mine = [row for row in rows.attention if row.direction == "backward"]
-    return _fitted("attention_backward_ratio", mine, device)
+    mine = _directed(rows, "backward")
+    is_cudnn = timed_kernel(device) == "cudnn"
+    ratio = "native_backward_ratio" if is_cudnn else "attention_backward_ratio"
+    return _fitted(ratio, mine, device)
 
 
 def _launches(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
@@ -187,8 +214,9 @@ def _sustained(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
     """From rows that kept a GPU busy for seconds, if there are any, against short ones of the same
     product where there are such.
 
-    Only where it is less than the profile has: that share is fitted on whole steps, which lose more
-    than the power cap takes from a matmul.
+    A step is held to the power limit for a part of its time: between its products others run that
+    take less. The middle of a short product's rate and of a lasting one's is taken; products inside
+    steps of an H100 reached from all of the first to no more than the second.
     """
     long = [row for row in rows.matmuls if device.kind == "cuda" and is_long(row.seconds)]
     if not long:
@@ -200,11 +228,9 @@ def _sustained(rows: _Rows, device: Device) -> dict[str, DeviceNumber]:
     }
     shares = [sustained_fraction(row.seconds, short.get(replace(row, seconds=()))) for row in long]
     middle = median(shares)
-    if middle >= device.fit.sustained_fraction:
-        return {}
     away = [abs(log(share / middle)) for share in shares]
     number = DeviceNumber(
-        value=rounded(middle),
+        value=rounded((1 + middle) / 2),
         error_fraction=median(away),
         spread_fraction=max(away),
         residual_fraction=median(away),

@@ -14,6 +14,7 @@ from fsdpplan.cost.kernels.rates import (
     matmul_seconds,
     memory_bytes_per_second,
 )
+from fsdpplan.cost.model.attention_kernel import AttentionKernel, has_asynchronous_cores
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.measurement import (
     MeasuredAttention,
@@ -93,13 +94,19 @@ def predicted_seconds(row: Kernel, device: Device) -> float:
 def attention_seconds(row: MeasuredAttention, device: Device) -> float:
     """Fused causal attention alone, at the rate of a short benchmark."""
     fresh = replace(device, fit=replace(device.fit, sustained_fraction=1.0))
+    work = _attention_work(row, timed_kernel(device))
     if row.direction == "forward":
-        return attention_forward_seconds(_attention_work(row), fresh)
-    return attention_backward_seconds(_attention_work(row), fresh)
+        return attention_forward_seconds(work, fresh)
+    return attention_backward_seconds(work, fresh)
+
+
+def timed_kernel(device: Device) -> AttentionKernel:
+    """What torch's attention is timed with, of a release that tries cuDNN's first."""
+    return "cudnn" if has_asynchronous_cores(device) else "flash"
 
 
 @lru_cache(maxsize=256)
-def _attention_work(row: MeasuredAttention) -> BlockWork:
+def _attention_work(row: MeasuredAttention, kernel: AttentionKernel) -> BlockWork:
     """A block that has this attention; its other widths do not matter to it."""
     width = row.heads * row.head_dim
     model = Model(
@@ -125,6 +132,8 @@ def _attention_work(row: MeasuredAttention) -> BlockWork:
         autocast=False,
         residual_bytes=2,
         wrapper_operators=0.0,
+        attention_kernel=kernel,
+        family="own",
     )
 
 

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import copysign, exp, log, sqrt
+from math import copysign, exp, inf, log, sqrt
 from pathlib import Path
 from statistics import median
 
@@ -35,12 +35,12 @@ from fsdpplan.files.profiles.catalogue import (
 )
 from fsdpplan.files.profiles.devices import PHYSICS, PhysicsProfile
 from fsdpplan.files.profiles.edit import with_numbers, with_source
-from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
+from fsdpplan.files.runs.table import MeasuredRun, known_runs, read_runs
 from fsdpplan.files.writing import write_text_atomically
 from fsdpplan.validate.compare.predict import Fits, Prediction, expected_seconds, predict_row
 from fsdpplan.validate.runs.express import Expressed, express
 from fsdpplan.validate.runs.fabric import load_request
-from fsdpplan.validate.runs.projects import project_of, tells_of_hardware
+from fsdpplan.validate.runs.projects import OWN, project_of, tells_of_hardware
 
 SOFT_LOG_ERROR = 0.1
 """Log error past which a row's pull grows only linearly."""
@@ -91,26 +91,45 @@ OWN_POWER = {"a100-sxm-40g": "a100-sxm-80g"}
 """Devices with rows of several projects that are another one's chip with another memory: what they
 sustain under their power limit is their own, the rest that one's."""
 
-PROJECT_SPREAD = 0.1
-"""Log time by which projects of a family lie apart, to one digit: `stack_fraction` as it was found
-(`bands`)."""
+OWN_STACK = {"b200-sxm-180g": ("gb200-186g", "b300-sxm-288g", "gb300-288g")}
+"""A device of a generation of its own, and its relatives: their kernels are priced as those of the
+fitted device that they take their numbers from, but softwares have had less time to follow."""
+
+PROJECT_SPREAD = 0.14
+"""Log time by which projects lie apart, robustly, in tables that nothing was fitted to: 28 sources
+that were predicted from outside on 2026-11-27, at b06610f1."""
 
 
 def device_constants(device: str) -> tuple[Constant, ...]:
-    """What is fitted for one device; its matmul ceiling comes from matmuls alone."""
+    """What is fitted for one device. Its matmul ceiling comes from matmuls alone; where its kernels
+    were measured on it, so do their rates, and steps tell what it sustains and what softwares of
+    others lose."""
+    stack = Constant(name="stack_fraction", device=device, expected=0.85, spread=0.15)
+    if device in MEASURED_KERNELS:
+        return (
+            Constant(name="sustained_fraction", device=device, expected=0.95, spread=0.02),
+            stack,
+        )
     return (
-        Constant(name="sustained_fraction", device=device, expected=0.8, spread=0.2),
-        Constant(name="attention_forward_fraction", device=device, expected=0.45, spread=0.3),
-        Constant(name="memory_fraction", device=device, expected=0.8, spread=0.1),
+        stack,
+        Constant(name="attention_forward_fraction", device=device, expected=0.6, spread=0.15),
+        Constant(name="memory_fraction", device=device, expected=0.85, spread=0.05),
     )
 
+
+MEASURED_KERNELS = ("h100-sxm-80g",)
+"""Devices on which the trainer's own kernels were timed, alone and in profiled steps."""
 
 CONSTANTS = (
     *SHARED,
     *(one for device in FITTED_DEVICES for one in device_constants(device)),
     *(
-        Constant(name="sustained_fraction", device=device, expected=0.8, spread=0.2)
+        Constant(name="sustained_fraction", device=device, expected=0.95, spread=0.05)
         for device in OWN_POWER
+    ),
+    *(
+        Constant(name="stack_fraction", device=device, expected=0.75, spread=0.15)
+        for device in OWN_STACK
     ),
 )
 """All that is fitted here. Matmul ceilings and links have rows of their own (`kernels`)."""
@@ -155,6 +174,9 @@ def fits_of(values: Values) -> Fits:
         devices[name] = {field: min(1.0, base[field] * share[field]) for field in share}
     for name in OWN_POWER:
         devices[name]["sustained_fraction"] = values[f"{name}.sustained_fraction"]
+    for name, others in OWN_STACK.items():
+        for one in (name, *others):
+            devices[one]["stack_fraction"] = values[f"{name}.stack_fraction"]
     return Fits(physics=physics, devices=devices)
 
 
@@ -169,7 +191,8 @@ def profile_values() -> dict[str, float]:
     physics = load_profile(PHYSICS)
     assert isinstance(physics, PhysicsProfile)
     shared = dict(physics.fit)
-    fits = {device: load_device(device).device.fit for device in (*FITTED_DEVICES, *OWN_POWER)}
+    owners = (*FITTED_DEVICES, *OWN_POWER, *OWN_STACK)
+    fits = {device: load_device(device).device.fit for device in owners}
     return {
         one.key: shared[one.name] if one.device == PHYSICS else getattr(fits[one.device], one.name)
         for one in CONSTANTS
@@ -207,35 +230,119 @@ def usable_rows(runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
     return tuple(run for run in rows if isinstance(predict_row(run), Prediction))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slopes:
+    """How the log errors of rows change with the constants, about one point."""
+
+    rows: tuple[MeasuredRun, ...]
+    point: tuple[float, ...]
+    errors: tuple[float, ...]
+    """At that point."""
+    columns: tuple[tuple[float, ...], ...]
+    """Of each constant the change of all rows' errors, for one spread."""
+
+    def without(self, project: str) -> Slopes:
+        """The same of all other projects' rows."""
+        kept = [i for i, run in enumerate(self.rows) if project_of(run.source_id) != project]
+        return Slopes(
+            rows=tuple(self.rows[i] for i in kept),
+            point=self.point,
+            errors=tuple(self.errors[i] for i in kept),
+            columns=tuple(tuple(column[i] for i in kept) for column in self.columns),
+        )
+
+
+STEP = 0.1
+"""Spreads by which a constant is moved for its slope."""
+
+ROUNDS = 3
+"""Slopes are taken anew so many times: the errors of rows are nearly straight in the logarithms."""
+
+
 def fit(runs: Sequence[MeasuredRun], *, start: Values | None = None) -> dict[str, float]:
     """The constants of least error over `runs`, rounded to `DIGITS` digits."""
+    return fitted(runs, start=start)[0]
+
+
+def fitted(
+    runs: Sequence[MeasuredRun], *, start: Values | None = None
+) -> tuple[dict[str, float], Slopes]:
+    """The same, with the slopes of the last round, from which fits to fewer rows follow."""
+    rows = usable_rows(runs)
+    values = dict(start) if start else {constant.key: constant.expected for constant in CONSTANTS}
+    for _ in range(ROUNDS):
+        slopes = slopes_at(rows, values)
+        values = refitted(slopes)
+    return values, slopes
+
+
+def slopes_at(rows: tuple[MeasuredRun, ...], values: Values) -> Slopes:
+    """Those about `values`, by differences."""
+    point = _point(values)
+    errors = log_errors(rows, fits_of(_at(point)))
+    columns = []
+    for index in range(len(CONSTANTS)):
+        # towards what is less than all, where a share is near that
+        step = -STEP if CONSTANTS[index].name.endswith("_fraction") else STEP
+        moved = [one + (step if place == index else 0.0) for place, one in enumerate(point)]
+        after = log_errors(rows, fits_of(_at(moved)))
+        columns.append(tuple((b - a) / step for a, b in zip(errors, after, strict=True)))
+    return Slopes(rows=rows, point=point, errors=tuple(errors), columns=tuple(columns))
+
+
+def refitted(slopes: Slopes) -> dict[str, float]:
+    """The constants of least error where errors go on as `slopes` say, with an effect of each
+    project."""
+    import numpy as np
     from scipy.optimize import least_squares  # a development dependency
 
-    rows = usable_rows(runs)
-    weights = _weights(rows)
-    begin = start or {constant.key: constant.expected for constant in CONSTANTS}
-
+    rows, known = slopes.rows, len(CONSTANTS)
     projects = list(dict.fromkeys(project_of(run.source_id) for run in rows))
-    of_project = [projects.index(project_of(run.source_id)) for run in rows]
-    known = len(CONSTANTS)
-
-    @lru_cache(maxsize=2 * known)  # the effects of projects are moved without the constants
-    def errors_at(constants: tuple[float, ...]) -> list[float]:
-        return log_errors(rows, fits_of(_values(constants)))
+    of_project = np.array([projects.index(project_of(run.source_id)) for run in rows])
+    # what the trainer's own steps are off by is the device's
+    has_effect = np.array([project != OWN for project in projects], dtype=float)
+    weights, errors = np.array(_weights(rows)), np.array(slopes.errors)
+    columns, origin = np.array(slopes.columns).T, np.array(slopes.point)
 
     def residuals(point: Sequence[float]) -> list[float]:
-        errors = errors_at(tuple(point[:known]))
-        effects = [PROJECT_SPREAD * (float(one) - 1) for one in point[known:]]
-        of_rows = [
-            weight * _softened(error - effects[index])
-            for weight, error, index in zip(weights, errors, of_project, strict=True)
-        ]
-        return of_rows + [PRIOR_LOG_ERROR * (float(one) - 1) for one in point]
+        moved = np.asarray(point)
+        effects = PROJECT_SPREAD * has_effect * (moved[known:] - 1)
+        left = errors + columns @ (moved[:known] - origin) - effects[of_project]
+        scaled = (left / SOFT_LOG_ERROR) ** 2
+        softened = np.sign(left) * np.sqrt(2 * SOFT_LOG_ERROR**2 * (np.sqrt(1 + scaled) - 1))
+        both: list[float] = np.concatenate(
+            [weights * softened, PRIOR_LOG_ERROR * (moved - 1)]
+        ).tolist()
+        return both
 
-    first = [1 + log(begin[one.key] / one.expected) / one.spread for one in CONSTANTS]
-    first += [1.0] * len(projects)
-    found = least_squares(residuals, first, diff_step=0.1, xtol=2e-3, ftol=1e-4, max_nfev=10)
+    lowest = [-inf] * (known + len(projects))
+    highest = [_highest(one) for one in CONSTANTS] + [inf] * len(projects)
+    begin = np.minimum([*slopes.point, *([1.0] * len(projects))], np.array(highest) - 1e-6)
+    found = least_squares(residuals, begin, bounds=(lowest, highest), x_scale=1.0)
     return _values(found.x[:known])
+
+
+def _highest(constant: Constant) -> float:
+    """Where a share is 1."""
+    is_share = constant.name.endswith("_fraction")
+    return 1 + log(1 / constant.expected) / constant.spread if is_share else inf
+
+
+def _point(values: Values) -> tuple[float, ...]:
+    """1 where a constant is what is expected, 2 one spread above it."""
+    return tuple(1 + log(values[one.key] / one.expected) / one.spread for one in CONSTANTS)
+
+
+def _at(point: Sequence[float]) -> dict[str, float]:
+    """Constants at `point`, as they are."""
+    return {
+        one.key: min(_most(one), one.expected * exp(one.spread * (at - 1)))
+        for one, at in zip(CONSTANTS, point, strict=True)
+    }
+
+
+def _most(constant: Constant) -> float:
+    return 1.0 if constant.name.endswith("_fraction") else inf
 
 
 def loss(rows: Sequence[MeasuredRun], values: Values) -> float:
@@ -250,13 +357,13 @@ def loss(rows: Sequence[MeasuredRun], values: Values) -> float:
     errors = log_errors(rows, fits_of(values))
     for run, weight, error in zip(rows, _weights(rows), errors, strict=True):
         weighed.setdefault(project_of(run.source_id), []).append((weight, error))
-    for pairs in weighed.values():
+    for project, pairs in weighed.items():
 
         def of_effect(effect: float, pairs: list[tuple[float, float]] = pairs) -> float:
             own = sum((weight * _softened(error - effect)) ** 2 for weight, error in pairs)
             return own + (PRIOR_LOG_ERROR * effect / PROJECT_SPREAD) ** 2
 
-        total += float(minimize_scalar(of_effect).fun)
+        total += of_effect(0.0) if project == OWN else float(minimize_scalar(of_effect).fun)
     return total
 
 
@@ -267,16 +374,8 @@ def _weights(rows: Sequence[MeasuredRun]) -> list[float]:
 
 
 def _values(point: Sequence[float]) -> dict[str, float]:
-    """Constants at `point`, rounded to `DIGITS`: 1 is what is expected, 2 one spread above it.
-
-    Around 1 and not 0, for SciPy differentiates by steps that are shares of a coordinate.
-    """
-    found = {}
-    for constant, one in zip(CONSTANTS, point, strict=True):
-        value = constant.expected * exp(constant.spread * (float(one) - 1))
-        highest = 1.0 if constant.name.endswith("_fraction") else value
-        found[constant.key] = float(f"{min(value, highest):.{DIGITS}g}")
-    return found
+    """Constants at `point`, rounded to `DIGITS`."""
+    return {key: float(f"{value:.{DIGITS}g}") for key, value in _at(point).items()}
 
 
 def _softened(error: float) -> float:
@@ -287,14 +386,16 @@ def _softened(error: float) -> float:
 
 def new_profiles(values: Values, *, how: str, date: str | None) -> dict[str, str]:
     """Text of each profile with the fitted numbers and how they were found, by name."""
-    words = {"how": how, "from": "tests/golden/bench/train_runs.csv"}
+    words = {"how": how, "from": "tests/golden/bench/train_runs.csv and the two beside it"}
     words |= {"date": date} if date else {}
     texts = {}
-    for device in (PHYSICS, *FITTED_DEVICES, *OWN_POWER):
+    places = {name: name for name in (PHYSICS, *FITTED_DEVICES, *OWN_POWER, *OWN_STACK)}
+    places |= {one: name for name, others in OWN_STACK.items() for one in others}
+    for place, device in places.items():
         numbers = {one.name: values[one.key] for one in CONSTANTS if one.device == device}
         if device == PHYSICS:
             numbers["other_pace"] = other_pace(numbers)
-        texts[device] = with_source(with_numbers(profile_text(device), numbers), "step_fit", words)
+        texts[place] = with_source(with_numbers(profile_text(place), numbers), "step_fit", words)
     return texts
 
 
@@ -318,7 +419,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", type=Path, help="table of runs; the repository's if not given")
     parser.add_argument("--date", help="date to write beside the numbers; kept if not given")
     options = parser.parse_args(arguments)
-    runs = read_runs(options.table or bundled_runs())
+    runs = read_runs(options.table) if options.table else known_runs()
     values = fit(runs)
     how = how_fitted(runs, values)
     for constant in CONSTANTS:

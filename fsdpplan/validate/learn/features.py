@@ -34,7 +34,7 @@ tensor are one."""
 _EXPERTS = 1.5
 """How far a mixture of experts is from a dense model, in the coordinates of a model's size."""
 
-_VARIANT = re.compile(r"_(20\d\d|zero1|wrapped)$")
+_VARIANT = re.compile(r"_(20\d\d|zero1|wrapped|others)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,7 @@ def as_wrapped(run: MeasuredRun, software: Software) -> Software:
     today leaves one replica bare."""
     named = ZERO_WORDS.search(run.framework)
     says_ddp = run.zero_stage == "0" or (named is not None and "0" in (named[1], named[3] and "0"))
-    if software.runtime == "fsdp2" and run.gpus == 1 and says_ddp:
+    if software.runtime in ("fsdp2", "fsdp2_others") and run.gpus == 1 and says_ddp:
         return replace(software, runtime="fsdp2_wrapped")
     return software
 

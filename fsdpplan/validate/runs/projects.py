@@ -10,11 +10,15 @@ from collections.abc import Iterable
 
 from fsdpplan.files.runs.table import MeasuredRun
 
-PROJECT_HEADS = ("mosaicml_llmfoundry", "torchtitan", "nemo")
+PROJECT_HEADS = ("mosaicml_llmfoundry", "torchtitan", "nemo_automodel", "nemo")
 """Sources that begin with one of these are that project's; any other is one of its own."""
 
 POORLY_TUNED = "nanotron_ultrascale"
 """The code of this source waits where others overlap; only its plain layouts tell of hardware."""
+
+OWN = "own_h100_cases"
+"""The package's own trainer, which the cost model is a model of: its family loses nothing against
+what kernels sustain (`StackFamily`)."""
 
 HALF_AUTOCAST = "seed_gpt2_large_h100"
 """One script, whose own profile names an fp32 matmul kernel: not all of it ran in half precision,

@@ -69,11 +69,21 @@ def training_of(
         runtime=formats.runtime,
         fp8_recipe=formats.fp8_recipe,
         fp8_all_gather=formats.fp8_all_gather,
-        torch=str(torch_release(run.torch)) if run.torch else None,
+        torch=_torch(run),
         headroom_fraction=0.0,  # what ran, ran with none
         fits_fraction=0.0,  # and with whatever chance it had
     )
     return training, said
+
+
+TORCH = re.compile(r"\btorch (\d+\.\d+)\b", re.I)
+
+
+def _torch(run: MeasuredRun) -> str | None:
+    """The release in its column, or that the framework's names, as `torch 2.11`."""
+    named = TORCH.search(run.framework)
+    said = run.torch or (named[1] if named else None)
+    return str(torch_release(said)) if said else None
 
 
 def _formats(run: MeasuredRun, software: Software, is_fsdp: bool, said: list[str]) -> Formats:

@@ -58,12 +58,14 @@ class Software:
 PYTORCH = Software(
     words="PyTorch",
     is_library=True,
-    runtime="fsdp2",
+    runtime="fsdp2_others",
     selective="blocks",
     fp8_recipe="tensorwise",
 )
 
 SOFTWARE: tuple[tuple[re.Pattern[str], Software], ...] = (
+    # The trainer of this package.
+    (re.compile(r"\bfsdpplan\b", re.I), replace(PYTORCH, words="fsdpplan", runtime="fsdp2")),
     # Pipeline split: torchtitan/parallelisms/pipelining_utils.py, generate_split_points. Fp8:
     # docs/float8.md at 3f20451b: tensor-wise dynamic scales, and the command line that it gives
     # has fp8 all-gather. Selective `layer` checkpoints every second block by default.
@@ -71,7 +73,7 @@ SOFTWARE: tuple[tuple[re.Pattern[str], Software], ...] = (
         re.compile(r"torchtitan", re.I),
         Software(
             words="torchtitan",
-            runtime="fsdp2",
+            runtime="fsdp2_others",
             stage_rule="torchtitan",
             selective="blocks",
             fp8_recipe="tensorwise",
@@ -203,7 +205,10 @@ FUSED_NORMS = "2025-10"
 """PyTorch runs an eager RMSNorm as one kernel since version 2.9, of this month. Runs without a
 date are taken as of today's software."""
 
-COMPOSITE: dict[RuntimeName, RuntimeName] = {"fsdp2": "fsdp2_2024", "fsdp1": "fsdp1_2024"}
+COMPOSITE: dict[RuntimeName, RuntimeName] = {
+    "fsdp2_others": "fsdp2_2024",
+    "fsdp1": "fsdp1_2024",
+}
 """What a runtime was before that."""
 
 TRITON_NORMS = ("2024-07-10", re.compile(r"llama-?[23].*?-(7|8|13)b", re.I))

@@ -29,11 +29,17 @@ WIDTH_MULTIPLE = 64
 
 
 def catalogue_model(run: MeasuredRun, *, seq_len: int) -> Model | None:
-    """The catalogue's model of that name with every column's number; None where there is none."""
+    """The catalogue's model of that name with every column's number; None where there is none.
+
+    A row whose notes say `catalogue shape` has its blocks, fewer or more of them, and maybe another
+    vocabulary.
+    """
     name = _by_plain_name().get(_plain(run.model_name))
     if name is None:
         return None
     model = load_model(name)
+    if "catalogue shape" in run.notes:
+        model = replace(model, layers=run.layers or model.layers, vocab=run.vocab or model.vocab)
     expert_width = model.experts.hidden if model.experts else None
     same = (
         (run.layers, run.hidden, run.heads) == (model.layers, model.hidden, model.heads)

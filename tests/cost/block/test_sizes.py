@@ -70,7 +70,7 @@ def test_a_ring_holds_two_pieces_and_a_gather_all_of_them() -> None:
 
 def test_scores_span_the_whole_sequence() -> None:
     model = load_model("gpt2-xl")
-    block = small(model, tokens=512, cp=2, flash_attention=False)
+    block = small(model, tokens=512, cp=2, attention_kernel="scores")
     assert block_sizes(block).heads.scores == model.heads * 512 * 1024 * 2
 
 

@@ -17,6 +17,7 @@ from fsdpplan.validate.fit.bands import (
     stack_spread,
 )
 from fsdpplan.validate.fit.held_out import HeldOutRow
+from fsdpplan.validate.fit.robust import MAD
 
 
 @given(st.floats(0, 1), st.floats(-2, 2))
@@ -83,7 +84,7 @@ def test_projects_that_lie_apart_are_told_from_rows_that_do() -> None:
         for project, away in enumerate((-0.1, 0.1) * 6)
         for _ in range(30)
     ]
-    assert abs(stack_spread(rows) - 0.1) < 0.01
+    assert abs(stack_spread(rows) - 0.1 * MAD) < 0.01 * MAD
     inside = [row for row in rows if row.project in "01"]
     assert stack_spread(inside) > 0.08
     # two projects tell less of the next one than twelve

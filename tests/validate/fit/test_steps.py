@@ -10,12 +10,13 @@ import pytest
 
 from fsdpplan.files.profiles.catalogue import load_device, load_profile
 from fsdpplan.files.profiles.devices import DEVICE_FIT, PHYSICS, PhysicsProfile
-from fsdpplan.files.runs.table import MeasuredRun, bundled_runs, read_runs
+from fsdpplan.files.runs.table import MeasuredRun, known_runs
 from fsdpplan.validate.compare.predict import Prediction, predict_row
 from fsdpplan.validate.fit.steps import (
     CONSTANTS,
     FITTED_DEVICES,
     OWN_POWER,
+    OWN_STACK,
     fit,
     fits_of,
     log_errors,
@@ -26,14 +27,15 @@ from fsdpplan.validate.fit.steps import (
 )
 from fsdpplan.validate.runs.projects import project_of, tells_of_hardware
 
-MOST_SHARED, MOST_A_DEVICE = 22, 4
+MOST_SHARED, MOST_A_DEVICE = 24, 5
 """Seventeen of them of steps and of what is allocated; three came with the band of memory: two
-errors, and the fragments that stay; two with offload, which nothing is fitted to."""
+errors, and the fragments that stay; two with offload, which nothing is fitted to; one is
+attention's backward on asynchronous tensor cores, one the allocator's."""
 
 
 @pytest.fixture(scope="module")
 def runs() -> tuple[MeasuredRun, ...]:
-    return read_runs(bundled_runs())
+    return known_runs()
 
 
 def some_rows(runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
@@ -48,7 +50,12 @@ def test_few_constants_are_fitted_and_none_belongs_to_a_source() -> None:
     assert isinstance(physics, PhysicsProfile)
     assert len(physics.fit) <= MOST_SHARED
     assert len(DEVICE_FIT) <= MOST_A_DEVICE
-    assert {constant.device for constant in CONSTANTS} == {PHYSICS, *FITTED_DEVICES, *OWN_POWER}
+    assert {constant.device for constant in CONSTANTS} == {
+        PHYSICS,
+        *FITTED_DEVICES,
+        *OWN_POWER,
+        *OWN_STACK,
+    }
     assert all(one.name in DEVICE_FIT for one in CONSTANTS if one.device != PHYSICS)
 
 
@@ -76,9 +83,9 @@ def test_the_profiles_constants_predict_what_the_profiles_predict(
 
 def test_a_fit_finds_the_constants_that_made_the_rows(runs: tuple[MeasuredRun, ...]) -> None:
     truth = profile_values() | {
-        "a100-sxm-80g.sustained_fraction": 0.7,
-        "h100-sxm-80g.sustained_fraction": 0.8,
-        "h100-sxm-80g.attention_forward_fraction": 0.4,
+        "a100-sxm-80g.stack_fraction": 0.8,
+        "h100-sxm-80g.stack_fraction": 0.78,
+        "a100-sxm-80g.attention_forward_fraction": 0.57,
     }
     made = []
     for run in usable_rows(some_rows(runs)):
@@ -87,10 +94,10 @@ def test_a_fit_finds_the_constants_that_made_the_rows(runs: tuple[MeasuredRun, .
         made.append(replace(run, step_seconds=outcome.step_seconds.expected))
     found = fit(made)
     # what is expected of each constant still pulls a little, for the rows are few, and an effect of
-    # each of three projects takes a part of what they have in common: 0.035 at most
-    assert max(map(abs, log_errors(made, fits_of(found)))) < 0.04
-    assert found["a100-sxm-80g.sustained_fraction"] == pytest.approx(0.7, rel=0.05)
-    assert found["h100-sxm-80g.sustained_fraction"] == pytest.approx(0.8, rel=0.05)
+    # each of three projects takes a part of what they have in common
+    assert max(map(abs, log_errors(made, fits_of(found)))) < 0.08
+    assert found["a100-sxm-80g.stack_fraction"] == pytest.approx(0.8, rel=0.08)
+    assert found["h100-sxm-80g.stack_fraction"] == pytest.approx(0.78, rel=0.08)
     assert fit(made) == found  # to the digit
 
 

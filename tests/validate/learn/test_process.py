@@ -40,9 +40,10 @@ def test_ten_identical_runs_are_reproduced_within_3_percent(true: float) -> None
 
 
 def test_one_run_tells_most_of_its_own_job_and_much_of_its_stack() -> None:
-    posterior = learned(made_run(1.3))
-    itself, alike = factor(posterior), factor(posterior, made_run(1.0, micro_batch=2))
-    elsewhere = factor(posterior, made_run(1.0, name="llama-3.2-1b", gpus=8))
+    run = made_run(1.3, micro_batch=8)  # which never waits for its host
+    posterior = learned(run)
+    itself, alike = factor(posterior, run), factor(posterior, made_run(1.0, micro_batch=16))
+    elsewhere = factor(posterior, made_run(1.0, name="llama-3.2-1b", gpus=8, micro_batch=16))
     assert 1.05 < elsewhere < itself <= 1.3
     # a shorter step has a larger share of what a step costs whatever it computes
     assert elsewhere < 1.01 * alike < itself
@@ -127,7 +128,7 @@ def slow_log(run: PricedRun) -> float:
 
 def test_a_slow_host_is_learned_from_the_runs_that_wait_for_it() -> None:
     waiting = [BY_HOST, BY_HOST | {"tp": 4}, BY_HOST | {"tp": 8, "micro_batch": 2}]
-    asked, busy = made_run(1.0, **(BY_HOST | {"tp": 2})), made_run(1.0)
+    asked, busy = made_run(1.0, **(BY_HOST | {"tp": 2})), made_run(1.0, micro_batch=16)
     assert slow_log(busy) == 0 < 0.15 < slow_log(asked)
     posterior = learned(*(slow_run(**one) for one in waiting))
     assert exp(SLOW_LOG) == pytest.approx(6, rel=0.01)
@@ -138,7 +139,7 @@ def test_a_slow_host_is_learned_from_the_runs_that_wait_for_it() -> None:
 
 
 def test_runs_that_keep_their_device_busy_say_nothing_of_the_host() -> None:
-    busy = [made_run(1.0, micro_batch=2**n) for n in range(3)]
+    busy = [made_run(1.0, micro_batch=2**n) for n in range(4, 7)]
     few, many = learned(busy[0]), learned(*busy, *busy)
     waiting = made_run(1.0, **BY_HOST)
     assert many.chances == pytest.approx(host_chances(WIDTHS))

@@ -393,9 +393,10 @@ def test_gradients_are_reduced_as_the_software_does(
 @pytest.mark.parametrize(
     ("changes", "runtime"),
     [
-        ({}, "fsdp2"),
+        ({}, "fsdp2_others"),
+        ({"framework": "fsdpplan (FSDP2), torch 2.11"}, "fsdp2"),
         ({"date": "2024-12"}, "fsdp2_2024"),
-        ({"date": "2025-12"}, "fsdp2"),
+        ({"date": "2025-12"}, "fsdp2_others"),
         ({"framework": "llm-foundry/Composer (PyTorch FSDP1)"}, "composer"),
         ({"framework": "fms-fsdp (PyTorch FSDP1)"}, "fsdp1"),
         ({"framework": "NeMo/Megatron-Core", "act_ckpt": "full"}, "megatron"),
@@ -413,7 +414,7 @@ def test_gradients_are_reduced_as_the_software_does(
         ({"framework": "nanotron", "act_ckpt": "full", "zero_stage": "1"}, "nanotron_zero1"),
         ({"framework": "LiBai/OneFlow", "act_ckpt": "full"}, "libai"),
         ({"framework": "a script (FSDP1)"}, "fsdp1"),
-        ({"framework": "something new"}, "fsdp2"),
+        ({"framework": "something new"}, "fsdp2_others"),
         ({"framework": "something new", "date": "2024-01"}, "fsdp2_2024"),
     ],
 )  # fmt: skip
