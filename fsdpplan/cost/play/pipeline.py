@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from fsdpplan.cost.schedule.actions import PAIRED_BACKWARD, PAIRED_FORWARD, Action, Order
+from fsdpplan.cost.schedule.actions import PAIRED_BACKWARD, PAIRED_FORWARD, Action, PassOrder
 from fsdpplan.cost.schedule.order import rank_actions
 from fsdpplan.cost.step.pipeline import (
     GATHER,
     GATHERED,
     NOTHING,
     SEND,
-    Op,
+    PipelineOp,
     PipelineProgram,
     PipelineStep,
     Seconds,
@@ -125,7 +125,7 @@ def pass_ends(shape: Shape, seconds: Seconds) -> tuple[tuple[float, ...], tuple[
 
 
 @lru_cache(maxsize=256)
-def _steady_ends(order: Order, round_size: int) -> tuple[tuple[int, int], ...]:
+def _steady_ends(order: PassOrder, round_size: int) -> tuple[tuple[int, int], ...]:
     """For each rank, (where its steady state ends, actions of a round): as far as its list is the
     start of the list with one round more."""
     more = order._replace(num_microbatches=order.num_microbatches + round_size)
@@ -138,7 +138,9 @@ def _steady_ends(order: Order, round_size: int) -> tuple[tuple[int, int], ...]:
     return tuple(ends)
 
 
-def _steady_advance_seconds(order: Order, done: list[list[float]], round_size: int) -> float | None:
+def _steady_advance_seconds(
+    order: PassOrder, done: list[list[float]], round_size: int
+) -> float | None:
     """By how much a round advances all ranks alike; None before the steady state."""
     ends = _steady_ends(order, round_size)
     first_end, first_period = ends[0]
@@ -209,9 +211,9 @@ def played_in_full(step: PipelineStep) -> tuple[tuple[PlayedPass, ...], ...]:
         for place, number in enumerate(passes)
     }
     played: list[list[PlayedPass]] = [[] for _ in lists]
-    own: list[dict[int, Op]] = [{} for _ in lists]
+    own: list[dict[int, PipelineOp]] = [{} for _ in lists]
     """By kind, what a rank has done of the action that it is at."""
-    for number, op in enumerate(map(Op._make, program.ops), start=1):
+    for number, op in enumerate(map(PipelineOp._make, program.ops), start=1):
         kind, rank = op.at // stages if op.at >= 0 else op.at, op.stream
         if kind == SEND:
             sender, place = place_of[op.after]

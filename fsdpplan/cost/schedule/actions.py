@@ -42,7 +42,7 @@ V_SCHEDULES: tuple[Schedule, ...] = ("zbv", "dualpipev")
 """Rank r of p holds stages r and 2 p - 1 - r: the first rank also has the last stage."""
 
 
-class Order(NamedTuple):
+class PassOrder(NamedTuple):
     """What decides which passes the ranks of a pipeline do, and in which order."""
 
     schedule: Schedule
@@ -73,7 +73,7 @@ class Order(NamedTuple):
         number = self.num_microbatches
         return number // max(1, number // self.pp) if self.schedule in ROUND_SCHEDULES else number
 
-    def shortened(self, rounds: int) -> Order:
+    def shortened(self, rounds: int) -> PassOrder:
         """Of fewer micro-batches, with the same start and end: at most `rounds` rounds, each of pp
         micro-batches, or of as many as the schedule sends through a stage in turn."""
         number = self.num_microbatches
@@ -83,7 +83,7 @@ class Order(NamedTuple):
         return self._replace(num_microbatches=(rounds - 1) * size + number % size)
 
 
-def overlapped_pairs(order: Order, rank: int, actions: Sequence[Action]) -> set[int]:
+def overlapped_pairs(order: PassOrder, rank: int, actions: Sequence[Action]) -> set[int]:
     """Where in a rank's `actions` DualPipeV has a forward and a backward pass side by side: a
     forward pass right before a whole backward pass, and that one.
 
@@ -123,7 +123,7 @@ def gathered_stages(actions: Sequence[Action]) -> list[tuple[int, ...]]:
     return coming[::-1]
 
 
-def actions_of_rank(order: Order, rank: int) -> Iterator[Action]:
+def actions_of_rank(order: PassOrder, rank: int) -> Iterator[Action]:
     """What one rank does, in order."""
     schedule, pp, num_microbatches, virtual_stages = order
     round_size = order.round_size

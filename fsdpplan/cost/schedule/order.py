@@ -16,7 +16,7 @@ from fsdpplan.cost.schedule.actions import (
     ROUND_SCHEDULES,
     V_SCHEDULES,
     Action,
-    Order,
+    PassOrder,
     actions_of_rank,
     gathered_stages,
     overlapped_pairs,
@@ -74,7 +74,7 @@ def stages_refusal(*, schedule: Schedule, virtual_stages: int) -> str | None:
     return None
 
 
-def require_simulated(order: Order) -> None:
+def require_simulated(order: PassOrder) -> None:
     """Raise unless the schedule is known here and takes these micro-batches and stages."""
     schedule, pp, number, virtual_stages = order
     if schedule not in SIMULATED_SCHEDULES:
@@ -89,13 +89,13 @@ def require_simulated(order: Order) -> None:
         raise SpecError(refusal)
 
 
-def layout_order(layout: Layout) -> Order:
+def layout_order(layout: Layout) -> PassOrder:
     """That of a layout."""
-    return Order(layout.schedule, layout.pp, layout.num_microbatches, layout.virtual_stages)
+    return PassOrder(layout.schedule, layout.pp, layout.num_microbatches, layout.virtual_stages)
 
 
 @lru_cache(maxsize=256)  # long lists
-def rank_actions(order: Order) -> tuple[tuple[Action, ...], ...]:
+def rank_actions(order: PassOrder) -> tuple[tuple[Action, ...], ...]:
     """What each rank does, in order."""
     require_simulated(order)
     return tuple(tuple(actions_of_rank(order, rank)) for rank in range(order.pp))
@@ -103,14 +103,14 @@ def rank_actions(order: Order) -> tuple[tuple[Action, ...], ...]:
 
 @lru_cache(maxsize=1024)
 def peak_in_flight(
-    order: Order, stage_weights: tuple[int, ...] = ()
+    order: PassOrder, stage_weights: tuple[int, ...] = ()
 ) -> tuple[tuple[int, ...], ...]:
     """For each rank, the micro-batches whose activations each of its stages holds at the peak.
 
-    Stages as in `Order.held`. The peak is when the rank holds most in all, each stage counted by
-    its weight of `stage_weights` (its blocks; empty: all alike); activations live from
-    the start of the forward to the end of the backward pass, of its weight half where it is split
-    (torch keeps the graph for it).
+    Stages as in `PassOrder.held`. The peak is when the rank holds most in all, each stage counted
+    by its weight of `stage_weights` (its blocks; empty: all alike); activations live from the start
+    of the forward to the end of the backward pass, of its weight half where it is split (torch
+    keeps the graph for it).
     """
     schedule, pp, number, virtual_stages = order
     if schedule in ("gpipe", "looped_bfs"):
@@ -121,7 +121,7 @@ def peak_in_flight(
     return tuple(alive for alive, _ in _peaks(order.shortened(_PEAK_ROUNDS), stage_weights))
 
 
-def peak_weights_pending(order: Order) -> tuple[tuple[int, ...], ...]:
+def peak_weights_pending(order: PassOrder) -> tuple[tuple[int, ...], ...]:
     """For each rank, the micro-batches of each of its stages that wait for their weights' half of
     the backward pass when the rank holds most: their outputs' gradients are kept for it."""
     if order.schedule not in SPLIT_BACKWARD_SCHEDULES:
@@ -130,7 +130,7 @@ def peak_weights_pending(order: Order) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache(maxsize=1024)
-def adding_stages(order: Order) -> tuple[tuple[bool, ...], ...]:
+def adding_stages(order: PassOrder) -> tuple[tuple[bool, ...], ...]:
     """For each rank, whether FSDP2 adds up the gradients of each of its stages before it reduces
     them.
 
@@ -154,7 +154,7 @@ def adding_stages(order: Order) -> tuple[tuple[bool, ...], ...]:
 
 @lru_cache(maxsize=8192)
 def moments_of(
-    order: Order,
+    order: PassOrder,
     rank: int,
     stage_weights: tuple[int, ...],
     kept_weights: tuple[int, ...] = (),
@@ -179,7 +179,7 @@ halves of their backward pass."""
 
 
 @lru_cache(maxsize=256)
-def _peaks(order: Order, stage_weights: tuple[int, ...]) -> tuple[_Peak, ...]:
+def _peaks(order: PassOrder, stage_weights: tuple[int, ...]) -> tuple[_Peak, ...]:
     weights = stage_weights or (1,) * order.stages
     return tuple(map(_peak_of_rank, rank_actions(order), order.all_held, (weights,) * order.pp))
 
@@ -209,7 +209,7 @@ def _peak_of_rank(
     return peak
 
 
-def paired_passes(order: Order) -> tuple[tuple[int, int], ...]:
+def paired_passes(order: PassOrder) -> tuple[tuple[int, int], ...]:
     """For each rank of DualPipeV, how many forward passes of its (first, second) stage are side by
     side with a backward pass of the other one."""
     found = []
@@ -226,7 +226,7 @@ STEADY_ROUNDS = 6
 
 
 @lru_cache(maxsize=1024)
-def stage_gathers(order: Order) -> tuple[tuple[int, ...], ...]:
+def stage_gathers(order: PassOrder) -> tuple[tuple[int, ...], ...]:
     """For each rank, how often a step gathers the parameters of each of its stages.
 
     Under reshard never: once, but with more than `ACTIVE_STAGES` stages a rank, which torch drops
@@ -243,7 +243,7 @@ def stage_gathers(order: Order) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _with_more_rounds(order: Order, short: Order) -> tuple[tuple[int, ...], ...]:
+def _with_more_rounds(order: PassOrder, short: PassOrder) -> tuple[tuple[int, ...], ...]:
     """What so few micro-batches take, and once more for each further round what one round adds."""
     size = order.round_size if order.round_size < order.num_microbatches else order.pp
     fewer = short._replace(num_microbatches=short.num_microbatches - size)

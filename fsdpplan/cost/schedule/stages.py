@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from fsdpplan.cost.model.params import kind_places, matmul_parameter_count
 from fsdpplan.cost.model.shards import Stage, blocks_mix
-from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, Order
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, PassOrder
 from fsdpplan.cost.schedule.moments import Moments, all_at_once, highest
 from fsdpplan.cost.schedule.order import (
     adding_stages,
@@ -245,12 +245,12 @@ def _kinds(model: Model) -> _Kinds:
     return model.dense_blocks if model.experts else 0
 
 
-def _counted_order(layout: Layout) -> Order:
+def _counted_order(layout: Layout) -> PassOrder:
     """What beside it decides what the ranks hold: without the number of micro-batches where that
     says nothing."""
     counts = layout.schedule in SPLIT_BACKWARD_SCHEDULES or layout.virtual_stages > ACTIVE_STAGES
     number = layout.num_microbatches if counts else 0
-    return Order(layout.schedule, layout.pp, number, layout.virtual_stages)
+    return PassOrder(layout.schedule, layout.pp, number, layout.virtual_stages)
 
 
 def layout_rank_stages(layout: Layout) -> tuple[tuple[int, ...], ...]:
@@ -300,7 +300,7 @@ def _stage_moments(
     per_stage: tuple[int, ...],
     kinds: _Kinds,
     checkpoint_blocks: int,
-    counted: Order,
+    counted: PassOrder,
     num_microbatches: int,
     stage: Stage,
     in_flight_blocks: int,
@@ -361,12 +361,12 @@ def _stage_kinds(per_stage: tuple[int, ...], kinds: _Kinds, checkpoint_blocks: i
 
 @lru_cache(maxsize=4096)
 def _rank_stages(schedule: Schedule, pp: int, virtual_stages: int) -> tuple[tuple[int, ...], ...]:
-    return Order(schedule, pp, 0, virtual_stages).all_held
+    return PassOrder(schedule, pp, 0, virtual_stages).all_held
 
 
 @lru_cache(maxsize=4096)
 def _ranks(
-    per_stage: tuple[int, ...], kinds: _Kinds, checkpoint_blocks: int, order: Order
+    per_stage: tuple[int, ...], kinds: _Kinds, checkpoint_blocks: int, order: PassOrder
 ) -> tuple[Stage, ...]:
     stages = _stages(per_stage, kinds, checkpoint_blocks)
     if order.pp == 1:
@@ -404,7 +404,7 @@ def _fullest_ranks(
     per_stage: tuple[int, ...],
     kinds: _Kinds,
     checkpoint_blocks: int,
-    counted: Order,
+    counted: PassOrder,
     num_microbatches: int,
 ) -> tuple[tuple[Stage, int], ...]:
     ranks = _ranks(per_stage, kinds, checkpoint_blocks, counted)
@@ -416,7 +416,7 @@ def _fullest_ranks(
 
 
 @lru_cache(maxsize=4096)
-def _in_flight_blocks(per_stage: tuple[int, ...], order: Order) -> tuple[int, ...]:
+def _in_flight_blocks(per_stage: tuple[int, ...], order: PassOrder) -> tuple[int, ...]:
     return tuple(
         max(
             sum(per_stage[index] for index in held),

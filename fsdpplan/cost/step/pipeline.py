@@ -1,12 +1,12 @@
 """Pipelines: a step of all ranks as one list of operations.
 
-A stage is a slice of the model; ranks hold stages as in `Order.held` and do passes in the order of
-`rank_actions`. Under GPipe and 1F1B a rank waits for each message: torch issues the receive behind
-the compute before it and waits for it, and under 1F1B sends the rank's own message in the same
-call (torch 2.13 torch/distributed/pipelining/schedules.py, `_step_microbatches` of ScheduleGPipe
-and Schedule1F1B; Megatron Core's forward_backward_pipelining_without_interleaving does as well).
-Under the others messages travel beside compute, and only what is not there in time is waited for.
-A stage on the same rank is handed its input without one.
+A stage is a slice of the model; ranks hold stages as in `PassOrder.held` and do passes in the order
+of `rank_actions`. Under GPipe and 1F1B a rank waits for each message: torch issues the receive
+behind the compute before it and waits for it, and under 1F1B sends the rank's own message in the
+same call (torch 2.13 torch/distributed/pipelining/schedules.py, `_step_microbatches` of
+ScheduleGPipe and Schedule1F1B; Megatron Core's forward_backward_pipelining_without_interleaving
+does as well). Under the others messages travel beside compute, and only what is not there in time
+is waited for. A stage on the same rank is handed its input without one.
 
 Gathers of parameters and reductions of gradients are those of a stage as a whole, on a stream of
 the rank beside its passes.
@@ -25,7 +25,7 @@ from fsdpplan.cost.schedule.actions import (
     FORWARD,
     PAIRED_BACKWARD,
     PAIRED_FORWARD,
-    Order,
+    PassOrder,
     overlapped_pairs,
     regathering_passes,
 )
@@ -67,7 +67,7 @@ START: Final = 0
 """What has to wait for nothing waits for the start of the step."""
 
 
-class Op(NamedTuple):
+class PipelineOp(NamedTuple):
     """An operation, in the order in which each comes behind what it waits for."""
 
     stream: int
@@ -83,7 +83,7 @@ class Op(NamedTuple):
 class Shape(NamedTuple):
     """What decides the operations, whatever they take."""
 
-    order: Order
+    order: PassOrder
     gathering: Gathering
     regathers: bool
     """Forward passes leave their stage resharded."""
@@ -94,7 +94,7 @@ class PipelineProgram:
     """The operations of a step, the same for all that has its shape."""
 
     ops: tuple[tuple[int, int, int], ...]
-    """Each an `Op`, as a plain tuple: there are very many."""
+    """Each a `PipelineOp`, as a plain tuple: there are very many."""
     passes: tuple[tuple[int, ...], ...]
     """For each rank and action of its list, the number of the operation that ends it."""
     last: tuple[int, ...]
@@ -106,7 +106,7 @@ class PipelineStep:
     """A step, and what its operations take, of stages that may be uneven. All seconds are of one
     micro-batch in each stage, first to last."""
 
-    order: Order
+    order: PassOrder
     passes: tuple[Pair, ...]
     send: float = 0.0
     """Of a message between two ranks."""

@@ -34,7 +34,7 @@ from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import Stage, whole_model
 from fsdpplan.cost.overlap.passes import Moves, fsdp_moves
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
-from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, Order
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, PassOrder
 from fsdpplan.cost.schedule.stages import (
     balanced_stage_blocks,
     head_blocks,
@@ -737,7 +737,7 @@ def _blocks_in_turn(
         layers=layers, stages=pp * virtual_stages, head_blocks=head_blocks
     )
     schedule: Schedule = "1f1b" if virtual_stages == 1 else "interleaved_1f1b"
-    a_round = Order(schedule, pp, num_microbatches, virtual_stages).round_size
+    a_round = PassOrder(schedule, pp, num_microbatches, virtual_stages).round_size
     before = list(accumulate(blocks, initial=0))
     most = last = 0
     for rank in range(pp):

@@ -35,7 +35,7 @@ from fsdpplan.cost.model.shards import (
     stage_elements,
     whole_model,
 )
-from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, Order
+from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, PassOrder
 from fsdpplan.cost.schedule.stages import (
     balanced_stage_blocks,
     head_blocks,
@@ -254,7 +254,7 @@ class Room:
             return Flight(0, stage.blocks, 1, 1)
         graded = 0
         if known == "usual":
-            a_round = Order("interleaved_1f1b", pp, number, 2).round_size
+            a_round = PassOrder("interleaved_1f1b", pp, number, 2).round_size
             graded = graded_when_interleaved(number, a_round)
         rows = min(number, pp - rank)
         return Flight(graded, rows * stage.blocks, rows, 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.memory.weight_gradients import output_gradient_bytes, split_backward_bytes
 from fsdpplan.cost.model.shards import Stage
-from fsdpplan.cost.schedule.actions import Order
+from fsdpplan.cost.schedule.actions import PassOrder
 from fsdpplan.cost.schedule.order import peak_in_flight, peak_weights_pending
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.files.catalogue import load_model
@@ -91,8 +91,8 @@ def test_no_more_wait_for_their_weights_than_are_alive(
     schedule: Schedule, pp: int, rounds: int
 ) -> None:
     shape = {"pp": pp, "num_microbatches": rounds * pp, "virtual_stages": 2}
-    alive = peak_in_flight(Order(schedule=schedule, **shape))
-    waiting = peak_weights_pending(Order(schedule=schedule, **shape))
+    alive = peak_in_flight(PassOrder(schedule=schedule, **shape))
+    waiting = peak_weights_pending(PassOrder(schedule=schedule, **shape))
     for held, pending in zip(alive, waiting, strict=True):
         assert all(few <= many for few, many in zip(pending, held, strict=True))
 

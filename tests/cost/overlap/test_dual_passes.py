@@ -8,7 +8,7 @@ import pytest
 
 from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes, side_by_side_seconds
 from fsdpplan.cost.play.pipeline import played_pipeline
-from fsdpplan.cost.schedule.actions import Order
+from fsdpplan.cost.schedule.actions import PassOrder
 from fsdpplan.cost.step.pipeline import PipelineStep
 from fsdpplan.files.catalogue import load_model
 from tests.cost.problems import Case, case
@@ -52,7 +52,7 @@ def test_a_pipeline_of_pairs_is_as_long_as_what_they_take() -> None:
     steps = {}
     for name, paired in (("alone", ()), ("beside", ((0.75, 1.5),) * (2 * pp))):
         step = PipelineStep(
-            order=Order("dualpipev", pp, count, 2),
+            order=PassOrder("dualpipev", pp, count, 2),
             passes=tuple((one, 2 * one) for one in stages),
             weights=stages,
             paired=paired,

@@ -17,7 +17,7 @@ from fsdpplan.cost.play.pipeline import (
     played_in_full,
     played_pipeline,
 )
-from fsdpplan.cost.schedule.actions import Order
+from fsdpplan.cost.schedule.actions import PassOrder
 from fsdpplan.cost.schedule.order import SIMULATED_SCHEDULES
 from fsdpplan.cost.step.pipeline import SEND, WAITING_SCHEDULES, PipelineStep, pipeline_program
 from fsdpplan.spec.layout import Schedule
@@ -41,7 +41,7 @@ def _step(
     """Backward takes twice as long as forward, `weight_share` of it for the weights."""
     pp = len(forward) // virtual_stages
     return PipelineStep(
-        order=Order(schedule, pp, num_microbatches, virtual_stages),
+        order=PassOrder(schedule, pp, num_microbatches, virtual_stages),
         passes=tuple((seconds, 2 * seconds) for seconds in forward),
         weights=tuple(2 * seconds * weight_share for seconds in forward),
         **changes,

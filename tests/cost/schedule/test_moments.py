@@ -8,7 +8,7 @@ from typing import get_args
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.schedule.actions import Order
+from fsdpplan.cost.schedule.actions import PassOrder
 from fsdpplan.cost.schedule.moments import (
     Kind,
     Moment,
@@ -39,7 +39,7 @@ def rank_moments(
     kept_weights: tuple[int, ...] = (),
 ) -> tuple[Moments, ...]:
     """`moments_of` each rank."""
-    order = Order(schedule, pp, num_microbatches, len(stage_weights) // pp)
+    order = PassOrder(schedule, pp, num_microbatches, len(stage_weights) // pp)
     return tuple(moments_of(order, rank, stage_weights, kept_weights) for rank in range(pp))
 
 
@@ -67,10 +67,10 @@ def test_the_most_in_flight_is_a_moment_and_no_moment_has_more(
     schedule, pp, number, blocks = pipeline
     shape = {"schedule": schedule, "pp": pp, "num_microbatches": number}
     virtual = len(blocks) // pp
-    alive = peak_in_flight(Order(**shape, virtual_stages=virtual), stage_weights=blocks)  # type: ignore[arg-type]
+    alive = peak_in_flight(PassOrder(**shape, virtual_stages=virtual), stage_weights=blocks)  # type: ignore[arg-type]
     every = rank_moments(**shape, stage_weights=blocks)  # type: ignore[arg-type]
     for rank, moments in enumerate(every):
-        held = Order(schedule, pp, 0, virtual).held(rank)
+        held = PassOrder(schedule, pp, 0, virtual).held(rank)
         most = sum(count * blocks[stage] for count, stage in zip(alive[rank], held, strict=True))
         assert max(moment.alive for moment in of(moments, "forward")) == most
         all_blocks = sum(blocks[stage] for stage in held)
@@ -161,7 +161,7 @@ def test_moments_of_the_shortened_list_are_those_of_all_actions(
     """What decides the peak: alive and graded of each kind, over every action of the step."""
     schedule, pp, number, blocks = pipeline
     shape = {"schedule": schedule, "pp": pp, "num_microbatches": number}
-    lists = rank_actions(Order(**shape, virtual_stages=len(blocks) // pp))  # type: ignore[arg-type]
+    lists = rank_actions(PassOrder(**shape, virtual_stages=len(blocks) // pp))  # type: ignore[arg-type]
     for todo, moments in zip(lists, rank_moments(**shape, stage_weights=blocks), strict=True):  # type: ignore[arg-type]
         each = list(moments_of_rank(todo, blocks))
         assert len(each) == len(todo)

@@ -20,7 +20,7 @@ from fsdpplan.cost.schedule.actions import (
     BACKWARD_WEIGHT,
     FORWARD,
     Action,
-    Order,
+    PassOrder,
     overlapped_pairs,
 )
 from fsdpplan.cost.schedule.order import (
@@ -101,7 +101,7 @@ def _executed(theirs: str, rank: int, pp: int, count: int) -> tuple[Action, ...]
 def test_single_stage_orders_are_those_of_torch(
     ours: Schedule, theirs: str, pp: int, count: int
 ) -> None:
-    found = rank_actions(Order(schedule=ours, pp=pp, num_microbatches=count, virtual_stages=1))
+    found = rank_actions(PassOrder(schedule=ours, pp=pp, num_microbatches=count, virtual_stages=1))
     assert found == tuple(_executed(theirs, rank, pp, count) for rank in range(pp))
 
 
@@ -112,7 +112,7 @@ def test_multi_stage_orders_are_those_of_torch(ours: Schedule, pp: int) -> None:
     for count, virtual in product(counts, (2,) if ours in IN_V else (1, 2, 3)):
         table = _torch_table(MULTI[ours], pp, count, virtual)
         found = rank_actions(
-            Order(schedule=ours, pp=pp, num_microbatches=count, virtual_stages=virtual)
+            PassOrder(schedule=ours, pp=pp, num_microbatches=count, virtual_stages=virtual)
         )
         assert found == tuple(_compute(table[rank]) for rank in range(pp))
 
@@ -123,12 +123,12 @@ def test_passes_side_by_side_are_the_overlapped_pairs_of_torch(pp: int, more: in
     count = 2 * pp + more
     table = _torch_table("DualPipeV", pp, count, 2)
     ours = rank_actions(
-        Order(schedule="dualpipev", pp=pp, num_microbatches=count, virtual_stages=2)
+        PassOrder(schedule="dualpipev", pp=pp, num_microbatches=count, virtual_stages=2)
     )
-    numbers = paired_passes(Order("dualpipev", pp, count, 2))
+    numbers = paired_passes(PassOrder("dualpipev", pp, count, 2))
     for rank, actions in enumerate(ours):
         theirs = [action for action in table[rank] if action and action.sub_actions]
-        at = overlapped_pairs(Order("dualpipev", pp, count, 2), rank, actions)
+        at = overlapped_pairs(PassOrder("dualpipev", pp, count, 2), rank, actions)
         assert tuple(actions[one] for one in sorted(at)) == _compute(theirs)
         firsts = [action.sub_actions[0].stage_index for action in theirs]
         assert numbers[rank] == (firsts.count(rank), firsts.count(2 * pp - 1 - rank))
@@ -138,7 +138,7 @@ def test_passes_side_by_side_are_the_overlapped_pairs_of_torch(pp: int, more: in
 @pytest.mark.parametrize("pp", [2, 3, 4])
 def test_messages_are_those_that_torch_sends(ours: Schedule, pp: int) -> None:
     """None from a stage to the next one of its own rank."""
-    order = Order(ours, pp, 4 * pp, 2)
+    order = PassOrder(ours, pp, 4 * pp, 2)
     rank_of = {stage: rank for rank, held in enumerate(order.all_held) for stage in held}
     table = _torch_table(MULTI[ours], pp, order.num_microbatches, 2)
     plain = {rank: [action for action in todo if action] for rank, todo in table.items()}
@@ -170,7 +170,7 @@ def test_stages_lie_on_the_ranks_that_torch_gives_them(schedule: Schedule, pp: i
     style = "v" if schedule in IN_V else "loop"
     expected = pipelining_utils.generate_rank_to_stage_mapping(pp, 2 * pp, style)
     for rank in range(pp):
-        found = Order(schedule, pp, 0, 2).held(rank)
+        found = PassOrder(schedule, pp, 0, 2).held(rank)
         assert list(found) == expected[rank]
 
 
@@ -187,7 +187,7 @@ def test_every_micro_batch_goes_once_forward_and_once_back(
     if not _takes(schedule, pp, count):
         return
     lists = rank_actions(
-        Order(schedule=schedule, pp=pp, num_microbatches=count, virtual_stages=virtual)
+        PassOrder(schedule=schedule, pp=pp, num_microbatches=count, virtual_stages=virtual)
     )
     done = Counter(action for todo in lists for action in todo)
     assert set(done.values()) == {1}
@@ -210,14 +210,14 @@ def test_gathers_are_those_that_torch_adds(
 ) -> None:
     table = _torch_table(MULTI[schedule], pp, count, virtual)
     found = stage_gathers(
-        Order(schedule=schedule, pp=pp, num_microbatches=count, virtual_stages=virtual)
+        PassOrder(schedule=schedule, pp=pp, num_microbatches=count, virtual_stages=virtual)
     )
     for rank in range(pp):
         lowered = schedules._add_unshard_reshard(list(table[rank]))
         gathers = Counter(
             action.stage_index for action in lowered if action.computation_type == schedules.UNSHARD
         )
-        stages = Order(schedule, pp, 0, virtual).held(rank)
+        stages = PassOrder(schedule, pp, 0, virtual).held(rank)
         assert found[rank] == tuple(gathers[stage] for stage in stages)
 
 
@@ -229,21 +229,23 @@ def test_gathers_of_many_rounds_are_those_of_the_whole_list(
     if not _takes(schedule, pp, count):
         return
     shape: dict[str, Any] = {"schedule": schedule, "pp": pp, "virtual_stages": virtual}
-    found = stage_gathers(Order(num_microbatches=count, **shape))
-    lists = rank_actions(Order(num_microbatches=count, **shape))
+    found = stage_gathers(PassOrder(num_microbatches=count, **shape))
+    lists = rank_actions(PassOrder(num_microbatches=count, **shape))
     for rank, todo in enumerate(lists):
         counts = Counter(stage for _, stage in gathers_in_turn(todo))
         assert found[rank] == tuple(
-            counts[stage] for stage in Order(num_microbatches=count, **shape).held(rank)
+            counts[stage] for stage in PassOrder(num_microbatches=count, **shape).held(rank)
         )
 
 
 @given(st.integers(1, 8), st.integers(1, 40))
 def test_one_f_one_b_holds_as_many_micro_batches_as_stages_follow(pp: int, count: int) -> None:
-    held = peak_in_flight(Order(schedule="1f1b", pp=pp, num_microbatches=count, virtual_stages=1))
+    held = peak_in_flight(
+        PassOrder(schedule="1f1b", pp=pp, num_microbatches=count, virtual_stages=1)
+    )
     assert held == tuple((min(count, pp - rank),) for rank in range(pp))
     for rank, todo in enumerate(
-        rank_actions(Order(schedule="1f1b", pp=pp, num_microbatches=count, virtual_stages=1))
+        rank_actions(PassOrder(schedule="1f1b", pp=pp, num_microbatches=count, virtual_stages=1))
     ):
         alive = list(accumulate(-1 if kind else 1 for _, _, kind in todo))
         assert held[rank] == (max(alive),)
@@ -263,7 +265,7 @@ def test_the_peak_is_that_of_the_whole_list(schedule: Schedule, pp: int, count: 
         "virtual_stages": virtual,
     }
     for held, todo in zip(
-        peak_in_flight(Order(**shape)), rank_actions(Order(**shape)), strict=True
+        peak_in_flight(PassOrder(**shape)), rank_actions(PassOrder(**shape)), strict=True
     ):
         change = {FORWARD: 1, BACKWARD_INPUT: 0}
         assert sum(held) == max(accumulate(change.get(kind, -1) for _, _, kind in todo))
@@ -271,14 +273,16 @@ def test_the_peak_is_that_of_the_whole_list(schedule: Schedule, pp: int, count: 
 
 @given(st.integers(1, 8), st.integers(1, 40))
 def test_gpipe_holds_all_micro_batches(pp: int, count: int) -> None:
-    held = peak_in_flight(Order(schedule="gpipe", pp=pp, num_microbatches=count, virtual_stages=1))
+    held = peak_in_flight(
+        PassOrder(schedule="gpipe", pp=pp, num_microbatches=count, virtual_stages=1)
+    )
     assert held == ((count,),) * pp
 
 
 @given(st.integers(2, 6), st.integers(1, 12), st.integers(1, 3))
 def test_interleaving_holds_more_the_earlier_the_rank(pp: int, rounds: int, virtual: int) -> None:
     held = peak_in_flight(
-        Order(
+        PassOrder(
             schedule="interleaved_1f1b", pp=pp, num_microbatches=rounds * pp, virtual_stages=virtual
         )
     )
@@ -291,7 +295,7 @@ def test_interleaving_holds_more_the_earlier_the_rank(pp: int, rounds: int, virt
 def test_zbv_holds_the_same_on_every_rank(pp: int, rounds: int) -> None:
     """The first arm holds much on the first ranks, the second on the last: the point of the V."""
     held = peak_in_flight(
-        Order(schedule="zbv", pp=pp, num_microbatches=rounds * pp, virtual_stages=2)
+        PassOrder(schedule="zbv", pp=pp, num_microbatches=rounds * pp, virtual_stages=2)
     )
     sums = [sum(arms) for arms in held]
     assert max(sums) - min(sums) <= 1
@@ -302,7 +306,7 @@ def test_zbv_holds_the_same_on_every_rank(pp: int, rounds: int) -> None:
 def test_a_shortened_run_keeps_the_remainder(schedule: Schedule, pp: int, count: int) -> None:
     if not _takes(schedule, pp, count):
         return
-    short = Order(schedule, pp, count, 2).shortened(4).num_microbatches
+    short = PassOrder(schedule, pp, count, 2).shortened(4).num_microbatches
     round_size = count // max(1, count // pp) if schedule == "interleaved_1f1b" else pp
     assert short <= count
     assert short <= 4 * round_size
@@ -318,12 +322,12 @@ def test_torch_refuses_uneven_rounds_and_short_1f1b() -> None:
         assert microbatches_refusal(schedule=schedule, pp=4, num_microbatches=9)
         assert not microbatches_refusal(schedule=schedule, pp=4, num_microbatches=10)
         with pytest.raises(SpecError, match="2 equal rounds"):
-            rank_actions(Order(schedule=schedule, pp=4, num_microbatches=9, virtual_stages=2))
+            rank_actions(PassOrder(schedule=schedule, pp=4, num_microbatches=9, virtual_stages=2))
 
 
 def test_a_schedule_that_is_none_is_refused() -> None:
     with pytest.raises(SpecError, match="cannot be predicted"):
-        rank_actions(Order(schedule="none", pp=2, num_microbatches=4, virtual_stages=2))
+        rank_actions(PassOrder(schedule="none", pp=2, num_microbatches=4, virtual_stages=2))
 
 
 @pytest.mark.parametrize(
@@ -339,4 +343,4 @@ def test_other_numbers_of_stages_a_rank_are_refused(
     schedule: Schedule, virtual: int, words: str
 ) -> None:
     with pytest.raises(SpecError, match=words):
-        rank_actions(Order(schedule=schedule, pp=2, num_microbatches=4, virtual_stages=virtual))
+        rank_actions(PassOrder(schedule=schedule, pp=2, num_microbatches=4, virtual_stages=virtual))
