@@ -70,7 +70,7 @@ def test_over_one_rank_is_slower_by_its_copies(capsys: pytest.CaptureFixture[str
 
 
 def test_one_replica_holds_its_gradients_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """2 + 2 + 2 bytes a parameter, the loss and one block: of 3.2 B parameters about 23 GiB."""
+    """2 + 2 + 2 bytes a parameter, the loss and one block: of 3.2 B parameters about 20 GiB."""
     fixed = (
         "--activation-checkpointing full --loss-chunks 8 --micro-batch 1 --headroom 0% --fits 10%"
     )
@@ -78,7 +78,7 @@ def test_one_replica_holds_its_gradients_once(capsys: pytest.CaptureFixture[str]
     parameters = memory["parameters_bytes"] / 2
     gradients = memory["gradients_bytes"] + memory["unsharded_gradients_bytes"]
     assert 2 * parameters <= gradients < 3 * parameters  # 4 in buckets beside them
-    assert 21 < memory["peak_device_bytes"] / 2**30 < 24
+    assert 19 < memory["peak_device_bytes"] / 2**30 < 24
 
 
 @pytest.mark.parametrize("asked", ["--ddp-bucket 50MiB", "--gradient-compression powersgd:2"])
