@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple, TypedDict
 
 from fsdpplan.cost.estimate import slowest_factor
@@ -93,6 +94,8 @@ class Floors:
     """Of the optimizer over the whole model."""
     moves: dict[tuple[object, ...], Moves] = field(default_factory=dict)
     """What FSDP moves in a step without a pipeline, as if what is gathered were kept."""
+    block_moves: dict[tuple[object, ...], Pair] = field(default_factory=dict)
+    """The same of a block in a pipeline."""
     families: dict[Degrees, float] = field(default_factory=dict)
     """Of all ways to spread the ranks that compute the same."""
     plains: dict[tuple[Degrees, int], Layout] = field(default_factory=dict)
@@ -411,10 +414,15 @@ class Floors:
         model = self.asked.model
         if model.is_patterned:
             return 0.0, 0.0
-        kinds = (0, 1) if model.experts and model.dense_blocks else (0,)
-        each = (self.works.moves(layout, replace(_BLOCK, dense_blocks=dense)) for dense in kinds)
-        gathers, reductions = zip(*each, strict=True)
-        return min(gathers), min(reductions)
+        key = _OF_MOVES(layout)
+        if key not in self.block_moves:
+            kinds = (0, 1) if model.experts and model.dense_blocks else (0,)
+            blocks = (replace(_BLOCK, dense_blocks=dense) for dense in kinds)
+            gathers, reductions = zip(
+                *(self.works.moves(layout, block) for block in blocks), strict=True
+            )
+            self.block_moves[key] = min(gathers), min(reductions)
+        return self.block_moves[key]
 
     def _slowest(self, work: Work) -> float:
         """Of the slowest device: it waits no longer for collectives than the others."""
@@ -708,6 +716,12 @@ class PhasedFloors:
 
 
 _BLOCK = Stage(blocks=1, has_embedding=False, has_head=False)
+
+_OF_MOVES = attrgetter(
+    *("tp", "cp", "ep", "experts_over_tp", "dp_shard", "dp_replicate"),
+    *("sharding", "wrap_blocks", "offload"),
+)
+"""Of a layout, what decides what FSDP moves of a block in a pipeline."""
 
 
 class _Turns(NamedTuple):

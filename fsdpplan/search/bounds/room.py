@@ -413,7 +413,8 @@ class Room:
 
     def _saved(self, layout: Layout, kind: Model) -> Bytes:
         is_fsdp = layout.sharding == "fsdp"
-        spread = (layout.tp, layout.cp, *layout.expert_ways, kind)
+        experts = layout.expert_ways if kind.experts else None
+        spread = (layout.tp, layout.cp, experts, kind)
         key = (*spread, layout.micro_batch, is_fsdp, layout.compile)
         if key not in self.saved:
             self.saved[key] = saved_bytes_a_block(self.asked.case(layout).of_blocks(kind))
