@@ -10,6 +10,7 @@ Weak nodes of a plan: what a step takes without them, and what each choice costs
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from fsdpplan.search.advice.reasons import Reasons
 from fsdpplan.search.bounds.fitting import Tally
 from fsdpplan.search.bounds.pricing import faster, priced, usual
 from fsdpplan.search.order import Difference, Entry, in_order, listed, seconds
-from fsdpplan.search.pins import Pins
+from fsdpplan.search.pins import Pins, pin_flag
 from fsdpplan.search.question import (
     Learner,
     Listed,
@@ -99,7 +100,7 @@ def recommend(
         pruned=tally.pruned,
         rejected=tuple(tally.rejected.most_common()),
         nearest_miss=None if found.ranked else _miss(space),
-        example=_example(tally),
+        example=_example(tally, pins),
         explored=tuple(explored),
         space=space,
     )
@@ -170,10 +171,14 @@ def _next_run(rows: list[Entry], difference: Difference) -> NextRun | None:
     return next_run(listed, seconds(first))
 
 
-def _example(tally: Tally) -> str | None:
-    """What to say of a layout that was rejected for the commonest reason."""
-    sentences = (tally.examples.get(reason) for reason, _ in tally.rejected.most_common())
-    return next((sentence for sentence in sentences if sentence), None)
+def _example(tally: Tally, pins: Pins) -> str | None:
+    """What to say of a layout that was rejected for the commonest reason, of those that say what a
+    pinned setting has to be if there is one: a remedy of another setting leaves the pin refused."""
+    every = (tally.examples.get(reason) for reason, _ in tally.rejected.most_common())
+    sentences = [sentence for sentence in every if sentence]
+    flags = {pin_flag(name) for name in pins.given()}
+    of_pins = (one for one in sentences if flags & set(re.findall(r"--[a-z-]+", one)))
+    return next(of_pins, sentences[0] if sentences else None)
 
 
 @_no_circles_sought()

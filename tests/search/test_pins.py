@@ -11,7 +11,9 @@ from hypothesis import given
 from fsdpplan.cli.options.expand import Flag, flag_of
 from fsdpplan.cli.options.layout import LayoutOptions
 from fsdpplan.files.catalogue import load_model
+from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.pins import Pins, attention_over_cp, pin_flag
+from fsdpplan.search.recommend import recommend
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.training import Training
 from tests.cost.problems import Case, case, cases
@@ -76,3 +78,16 @@ def test_heads_are_traded_where_cp_divides_them(options: dict[str, Any], kind: s
     training = Training(seq_len=4096, global_batch=64, **names)
     model = load_model("llama-3.1-8b")
     assert attention_over_cp(model=model, training=training, **asked) == kind
+
+
+@pytest.mark.parametrize("name", ["tp", "cp"])
+def test_what_is_said_of_refused_layouts_is_of_the_pin(name: str) -> None:
+    found = recommend(
+        model=load_model("qwen3-next-80b-a3b"),
+        cluster=load_cluster("dgx-h100", gpus=8).cluster,
+        training=Training(seq_len=4096, global_batch=8, program="hf"),
+        pins=Pins(**{name: 2}),
+    )
+    assert not found.ranked
+    assert found.example is not None
+    assert f"use --{name} 1" in found.example
