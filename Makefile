@@ -80,7 +80,7 @@ brute: $(VENV)/.dev  ## compare the search with brute force, and with pairs of r
 nearest: $(VENV)/.dev  ## 100 questions that nothing answers: no layout is nearer than the named one, in 20 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.nearest
 
-tight: $(VENV)/.dev  ## 60 questions where memory is tight: no pin beats the free search, in 20 minutes
+tight: $(VENV)/.dev  ## 60 questions where memory is tight and 40 small ones: no pin beats the free search, in half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.search.tight
 
 fuzz: $(VENV)/.dev  ## 1,500 bad inputs and 200 signals at random moments, in a quarter of an hour

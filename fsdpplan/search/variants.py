@@ -118,6 +118,33 @@ def restaged(asked: Question, layout: Layout) -> Iterator[Layout]:
         )
 
 
+def sparing(asked: Question, layout: Layout) -> Iterator[Layout]:
+    """`layout` with rare settings that need less memory than the usual ones; legal or not.
+
+    All blocks are recomputed, and the loss is in the most pieces. A pipeline has blocks moved from
+    the ranks that hold most, or the most stages: fewer blocks stay gathered then, and gradients of
+    a stage whose micro-batches come one after another do not wait for those of the others. One rank
+    alone is FSDP, which frees what it has cast.
+    """
+    pins = asked.pins
+    if pins.activation_checkpointing is None and pins.checkpoint_blocks is None:
+        layout = replace(layout, activation_checkpointing=asked.modes[-1])
+    counts = piece_counts(layout, training=asked.training, pins=pins)
+    cut = replace(layout, loss_chunks=counts[-1]) if counts else layout
+    if layout.pp == 1:
+        yield cut
+        if layout.sharding == "ddp" and layout.data_parallel == 1:
+            yield replace(cut, sharding="fsdp")
+        return
+    if pins.stage_blocks is None:
+        yield from (replace(cut, stage_blocks=blocks) for blocks in stage_splits(asked.case(cut)))
+    stages = most_stages(asked.model.layers) // layout.pp
+    if stages > 1 and pins.schedule is None:
+        yield _with_stages(replace(cut, schedule="interleaved_1f1b"), stages)
+        # with many losses waiting, pieces of each would need more
+        yield _with_stages(replace(layout, schedule="looped_bfs"), stages)
+
+
 def _with_stages(layout: Layout, number: int) -> Layout:
     """`layout` with so many stages a rank: more than torch keeps gathered are not resharded."""
     some = replace(layout, virtual_stages=number)

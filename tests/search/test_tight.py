@@ -1,8 +1,9 @@
-"""No pin beats the free search where memory is tight; `make tight` has sixty questions."""
+"""No pin beats the free search where memory is tight; `make tight` has a hundred questions."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,31 @@ from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case
 from fsdpplan.units import format_gib
-from tests.search.tight import ALONE, CARDS, MIXTRAL, questions, seconds, winners
+from tests.search.tight import (
+    ALONE,
+    CARDS,
+    MIXTRAL,
+    pins_of,
+    questions,
+    seconds,
+    small_questions,
+    winners,
+)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_pin_wins(seed: int) -> None:
     *_, drawn = questions(3, seed=seed)
-    assert winners(drawn) == []
+    assert winners(drawn, pins_of) == []
+
+
+@pytest.mark.parametrize(("at", "pin"), [(0, {"pp": 2}), (1, {"pp": 2}), (2, {"sharding": "fsdp"})])
+def test_a_pipeline_that_is_far_from_the_fastest_is_tried_with_other_stages(
+    at: int, pin: dict[str, Any]
+) -> None:
+    *_, asked = small_questions(at + 1)
+    assert winners(asked, lambda _: iter([pin])) == []
 
 
 def test_what_full_recomputation_makes_much_slower_is_looked_at_with_less_of_it() -> None:
@@ -31,7 +49,7 @@ def test_what_full_recomputation_makes_much_slower_is_looked_at_with_less_of_it(
 
 
 def test_pieces_of_the_loss_that_were_needed_to_fit_are_no_floor_of_what_needs_fewer() -> None:
-    assert winners(ALONE) == []
+    assert winners(ALONE, pins_of) == []
 
 
 def test_state_goes_to_the_host_where_that_is_faster_than_links_between_devices() -> None:

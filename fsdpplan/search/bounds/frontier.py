@@ -81,6 +81,12 @@ class Group:
         return min(map(seconds, self.entries), default=inf)
 
     @property
+    def sizes(self) -> set[int]:
+        """Micro-batches with which something may fit, or does."""
+        priced = {layout.micro_batch for layout, _ in self.entries}
+        return priced | {promise.layout.micro_batch for promise in self.promises}
+
+    @property
     def is_spare(self) -> bool:
         """Whether its state is on the host."""
         return self.degrees.offload != "none"

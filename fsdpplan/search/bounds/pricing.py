@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
+from operator import itemgetter
 
 from fsdpplan.search.bounds.frontier import REACH, Frontier, Group, Known, Promise
 from fsdpplan.search.bounds.leanest import Leanest
@@ -22,8 +23,9 @@ from fsdpplan.search.order import (
     seconds,
     simplicity,
 )
-from fsdpplan.search.refine import NEAR, Refining
+from fsdpplan.search.refine import MOST_PASSES, NEAR, Refining, family
 from fsdpplan.search.space import Space, entry_of
+from fsdpplan.search.variants import sparing
 from fsdpplan.spec.layout import Layout
 
 
@@ -46,6 +48,7 @@ def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
     starts = list(_starts(frontier, refining))
     refining.from_unpriced(starts)
     refining.found += _data_parallel(space, [*usual, *refining.found], starts)
+    _refine_spared(frontier, refining)
     first = min((*usual, *refining.found), key=by_time)
     for group in listed:
         _price_preferred(frontier, group, first, difference)
@@ -118,26 +121,74 @@ def usual(space: Space, limit: int) -> list[Entry]:
 
 
 def _starts(frontier: Frontier, refining: Refining) -> Iterator[tuple[float, Layout]]:
-    """What is not priced and of which a change may be faster than all so far, each with its time;
-    of a pipeline, if it is near the fastest, the least that it takes."""
-    leads = any(group.is_spare and group.best <= refining.best for group in frontier.groups)
-    for group in frontier.groups:
+    """What is not priced and of which a change may be faster than all so far, each with its time,
+    the fastest first; of a pipeline the least that it takes, and beyond what is near the fastest as
+    many as `MOST_PASSES` admits."""
+    leads, near = _host_leads(frontier, refining), NEAR * refining.best
+    heap = [(group.floor, index) for index, group in enumerate(frontier.groups)]
+    heapify(heap)
+    aside = [list[Promise]() for _ in heap]
+    far: dict[tuple[object, ...], int] = {}
+    while heap:
+        floor, index = heappop(heap)
+        group = frontier.groups[index]
+        is_far = floor > near and group.degrees.pp > 1
         # state on the host that leads nowhere need not be looked at any farther
-        is_open = group.degrees.pp == 1 and (leads or not group.is_spare)
-        most = inf if is_open else NEAR * refining.best
-        aside: list[Promise] = []
-        if group.found is None and group.least < min(most, refining.best):
-            frontier.advance(group)
-        while group.promises and group.floor <= most:
-            promise = group.promises[0]
-            if promise.known == Known.SHARP:
-                yield promise.floor, promise.layout
-            elif _may_start(promise, refining):
+        is_idle = floor > near and group.is_spare and not leads
+        if floor == inf or is_idle or (is_far and sum(far.values()) > MOST_PASSES):
+            continue
+        if group.found is None:
+            if group.least < refining.best:
                 frontier.advance(group)
-                continue
-            aside.append(heappop(group.promises))
-        group.promises += aside
+                heappush(heap, (group.floor, index))
+            continue
+        promise = group.promises[0]
+        if promise.known != Known.SHARP and _may_start(promise, refining):
+            frontier.advance(group)
+        else:
+            aside[index].append(heappop(group.promises))
+        heappush(heap, (group.floor, index))
+        if promise.known == Known.SHARP:
+            if is_far:
+                far[family(promise.layout)] = refining.passes_of(promise.layout)
+            yield promise.floor, promise.layout
+    for group, some in zip(frontier.groups, aside, strict=True):
+        group.promises += some
         heapify(group.promises)
+
+
+def _host_leads(frontier: Frontier, refining: Refining) -> bool:
+    """Whether the fastest so far has its state on the host."""
+    usual = (entry for group in frontier.groups for entry in group.entries)
+    return min((*usual, *refining.found), key=by_time)[0].offload != "none"
+
+
+def _refine_spared(frontier: Frontier, refining: Refining) -> None:
+    """Of ways to spread the ranks and micro-batches with which nothing fits with the usual
+    settings, and something else may be faster than all so far, the most promising first, as many as
+    `MOST_PASSES` admits: what fits with those that need less, and what may be made of that."""
+    space, passes, spared = frontier.space, 0, list[Entry]()
+    unfit = (one for group in frontier.groups for one in _unfit(frontier, group))
+    hopeful = [one for one in unfit if space.floors.may_be_below(one, refining.best)]
+    floors = [(space.floors.at(one), one) for one in hopeful]
+    for least, layout in sorted(floors, key=itemgetter(0)):
+        passes += refining.passes_of(layout)
+        if passes > MOST_PASSES or least >= refining.best:
+            break
+        for one in sparing(space.asked, layout):
+            may_fit = space.asked.pins.allows(one) and space.room.recomputed(one, known="settled")
+            if may_fit and space.is_legal(one) and space.fits(one):
+                spared.append(entry_of(space.asked, one))
+                refining.best = min(refining.best, seconds(spared[-1]))
+    refining.found += spared
+    refining.from_priced(spared)
+
+
+def _unfit(frontier: Frontier, group: Group) -> Iterator[Layout]:
+    """One of each micro-batch with which nothing of the group fits with the usual settings."""
+    if group.found is not None or group.least == inf:
+        floors, d = frontier.space.floors, group.degrees
+        yield from (floors.plain(d, n) for n in floors.sizes(d) if n not in group.sizes)
 
 
 def _may_start(promise: Promise, refining: Refining) -> bool:
