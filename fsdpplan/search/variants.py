@@ -57,6 +57,8 @@ def changed(asked: Question, layout: Layout) -> Iterator[Layout]:
     counts = piece_counts(layout, training=asked.training, pins=asked.pins)
     for pieces in (1, *counts) if counts else ():
         yield replace(layout, loss_chunks=pieces)
+    if asked.pins.sharding is None and layout.sharding == "ddp" and layout.data_parallel == 1:
+        yield alone_as_fsdp(layout)
     if layout.sharding != "fsdp" or (layout.pp > 1 and not asked.training.traits.reshards_stages):
         return
     if asked.pins.reshard_after_forward is None:
@@ -118,6 +120,13 @@ def restaged(asked: Question, layout: Layout) -> Iterator[Layout]:
         )
 
 
+def alone_as_fsdp(layout: Layout) -> Layout:
+    """A bare copy as FSDP over one rank, which casts a unit at once and frees what it has cast, but
+    in a pipeline."""
+    kept: Reshard = "never" if layout.pp > 1 else layout.reshard_after_forward
+    return replace(layout, sharding="fsdp", reshard_after_forward=kept)
+
+
 def sparing(asked: Question, layout: Layout) -> Iterator[Layout]:
     """`layout` with rare settings that need less memory than the usual ones; legal or not.
 
@@ -133,8 +142,8 @@ def sparing(asked: Question, layout: Layout) -> Iterator[Layout]:
     cut = replace(layout, loss_chunks=counts[-1]) if counts else layout
     if layout.pp == 1:
         yield cut
-        if layout.sharding == "ddp" and layout.data_parallel == 1:
-            yield replace(cut, sharding="fsdp")
+        if pins.sharding is None and layout.sharding == "ddp" and layout.data_parallel == 1:
+            yield alone_as_fsdp(cut)
         return
     if pins.stage_blocks is None:
         yield from (replace(cut, stage_blocks=blocks) for blocks in stage_splits(asked.case(cut)))
