@@ -63,7 +63,7 @@ SITUATIONS = {
         "llama-3.2-1b", "dgx-h100", 16, 256, "hsdp", "bandwidth of nvlink"
     ),
     "dense, many nodes, latency": situation("llama-3.2-1b", "dgx-h100", 16, 256, "hsdp", "latency"),
-    "dense, many nodes, rates": situation("llama-3.2-1b", "dgx-h100", 16, 256, "fsdp", "bf16"),
+    "dense, many nodes, nowhere": situation("llama-3.2-1b", "dgx-h100", 16, 256, "fsdp", "bf16"),
     "dense, many nodes, sequences": situation(
         "llama-3.2-1b", "dgx-h100", 16, 256, "hsdp", "sequence"
     ),
