@@ -11,7 +11,7 @@ import pytest
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.slurm.header import job_plan, plan_digest
 from fsdpplan.errors import SpecError
-from fsdpplan.files.plans import carried_json, plan_json, write_plan
+from fsdpplan.files.plans import carried_json, write_plan
 from fsdpplan.run.compare import overlap, waits
 from fsdpplan.run.launch import emit_script
 from fsdpplan.run.verify import Limits, communication, comparison, finished_run, gates
@@ -85,14 +85,6 @@ def test_what_cannot_be_compared_is_refused(
 def test_a_run_that_names_its_plan_is_taken(tmp_path: Path) -> None:
     a_run(tmp_path, metrics=told(ON_GPUS, plan_sha256=DIGEST))
     assert finished_run(None, plan_file=None, folder=tmp_path).notes == ()
-
-
-def test_the_plans_file_is_that_of_a_run_whose_script_carried_it_by_values(tmp_path: Path) -> None:
-    older = plan_digest(plan_json(job_plan(PLAN)))
-    metrics = tmp_path / "elsewhere.jsonl"
-    metrics.write_text(told(ON_GPUS, plan_sha256=older))
-    write_plan(PLAN, tmp_path / "fsdpplan.json")
-    assert finished_run(metrics, plan_file=None, folder=tmp_path).plan_sha256 == older
 
 
 def test_without_any_run_it_says_how_to_start_one(tmp_path: Path) -> None:
