@@ -74,9 +74,11 @@ def step_shares(time: TimeBreakdown) -> dict[str, float]:
     return {kind: seconds / total for kind, seconds in kinds.items()}
 
 
-def error_of(error: StepError, family: StackFamily) -> StepError:
-    """`error` for softwares of that family: that of the stack is known where the stack is."""
-    if family != "own" or not error.own_stack_fraction:
+def error_of(cluster: Cluster, family: StackFamily) -> StepError:
+    """Errors of a step there for softwares of that family: that of the stack is known where the
+    stack was measured, our own trainer's on one GPU."""
+    error = cluster.device.error
+    if family != "own" or cluster.gpus > 1 or not error.own_stack_fraction:
         return error
     return replace(error, stack_fraction=error.own_stack_fraction)
 
@@ -153,7 +155,7 @@ def ratio_log_error(one: Step, other: Step) -> float:
 
     Of two devices or softwares nothing is taken to cancel, which can only be too careful.
     """
-    first, second = (error_of(s.cluster.device.error, s.training.family) for s in (one, other))
+    first, second = (error_of(s.cluster, s.training.family) for s in (one, other))
     if not _is_one_stack(one, other):
         return hypot(log_error(one.time, first), log_error(other.time, second))
     errors = kind_errors(first)

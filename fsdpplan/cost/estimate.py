@@ -349,7 +349,7 @@ factor of two either way. Held, not fitted: no measured run has such blocks."""
 
 def _interval(case: Case, time: TimeBreakdown) -> Interval:
     """The step with its band, wider by what no measured run is behind."""
-    band = step_interval(time, error_of(case.cluster.device.error, case.training.family))
+    band = step_interval(time, error_of(case.cluster, case.training.family))
     share = time.attention_seconds / time.total_seconds
     if case.model.has_unmeasured_mixers:
         return widened(band, STATES_LOG_ERROR * share)

@@ -215,8 +215,8 @@ class StepError:
     """Of all steps of one stack alike, a project's software and machine: how far projects of one
     family lie apart. It cancels between layouts of one stack, and its own runs settle it."""
     own_stack_fraction: float = 0.0
-    """The same of the package's own trainer, whose kernels were profiled: how far its machines lie
-    apart. 0: as `stack_fraction`."""
+    """The same of the package's own trainer on one GPU, where its kernels were profiled: how far
+    machines lie apart. 0: as `stack_fraction`."""
     matmul_fraction: float
     """Of the matmuls of blocks."""
     attention_fraction: float

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fsdpplan.cost.band import NORMAL_80
+from fsdpplan.cost.band import NORMAL_80, error_of
 from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.kernels.compute import device_parts
@@ -186,6 +186,31 @@ def test_a_head_of_50257_rows_takes_what_it_took() -> None:
 
     lost = products(50257) - products(50304)
     assert lost == pytest.approx(22e-3, rel=0.15)
+
+
+RANK_SECONDS = 65.4
+"""A step of one rank of 70B over 64 GPUs, full recomputation, micro-batches of 4 x 4,096: twice the
+32.7 s of two of its four micro-batches on one H100, under a fake process group. After half a minute
+at its power limit the device is slower than in the steps of half a second above."""
+
+
+def test_a_rank_of_70b_is_inside_the_band_of_its_plan() -> None:
+    """What several GPUs add was never measured with this trainer: the band is a stranger's."""
+    layout = Layout(
+        dp_shard=64,
+        micro_batch=4,
+        num_microbatches=4,
+        activation_checkpointing="full",
+        reshard_after_forward="always",
+        loss_chunks=16,
+    )
+    cluster = load_cluster("dgx-h100", gpus=64).cluster
+    training = Training(seq_len=4096, global_batch=1024)
+    case = Case(model=load_model("llama-3-70b"), cluster=cluster, training=training, layout=layout)
+    step = estimate(case).step_seconds
+    assert step.lower <= RANK_SECONDS <= step.upper
+    alone = load_cluster("dgx-h100", gpus=1).cluster
+    assert error_of(alone, "own").stack_fraction < error_of(cluster, "own").stack_fraction
 
 
 def test_a_million_tokens_take_what_others_measured() -> None:

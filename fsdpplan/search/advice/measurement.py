@@ -143,7 +143,7 @@ def _measurement(case: Case, unknown: Unknown, measured: StepError, seconds: flo
 
 
 def _error(case: Case) -> StepError:
-    return error_of(case.cluster.device.error, case.training.family)
+    return error_of(case.cluster, case.training.family)
 
 
 def _moves(case: Case, unknown: Unknown, error: float, seconds: float) -> float:
