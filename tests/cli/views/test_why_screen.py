@@ -86,7 +86,7 @@ def test_the_terms_that_lost_add_up_to_what_is_lost(slower: Why) -> None:
     steps = [one.estimate.step_seconds.expected for one in (slower.first, best)]
     assert sum(lost) + sum(won) == pytest.approx(steps[1] - steps[0], rel=1e-9)
     assert "loses" in verdict_words(slower)
-    assert "exposed all_gather over tp (nvlink)" in verdict_words(slower)
+    assert "waits for the host" in verdict_words(slower)  # small products, and collectives to call
 
 
 def module_terms(first: Priced, other: Priced) -> tuple[list[float], list[float]]:
