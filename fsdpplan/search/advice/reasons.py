@@ -95,8 +95,8 @@ class Reasons:
 
     def _not_apart(self, entry: Entry) -> Reason:
         quantity = self._decided_by(entry, self.first)
-        lost = comparison(quantity, better=self.first, worse=entry, cluster=self.cluster).loss
-        short = lost.removeprefix("it ")
+        compared = comparison(quantity, better=self.first, worse=entry, cluster=self.cluster)
+        lost, short = compared.loss, compared.short or compared.loss.removeprefix("it ")
         if entry is self.order.fastest:
             words, note = f"the fastest; {lost}", f"the fastest; {short}"
             return Reason(quantity=quantity, words=words, note=note)
@@ -124,6 +124,8 @@ class Comparison:
 
     gain: str
     loss: str
+    short: str = ""
+    """The loss in a row of a table; empty: its own words."""
 
 
 def comparison(quantity: str, *, better: Entry, worse: Entry, cluster: Cluster) -> Comparison:
@@ -148,6 +150,7 @@ def comparison(quantity: str, *, better: Entry, worse: Entry, cluster: Cluster) 
             return Comparison(
                 gain=f"has fewer unusual settings (without {more})",
                 loss=f"it has more unusual settings ({more})",
+                short=more,
             )
         case "is_tight":
             return _roomier(better, worse, cluster.device.memory_bytes)

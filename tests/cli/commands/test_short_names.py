@@ -69,7 +69,7 @@ def test_that_no_gpu_was_found_stands_in_the_first_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert exit_code_of(SHORT) == 0
-    assert "on dgx-h100 (no GPU was found here): " in capsys.readouterr().out.splitlines()[0]
+    assert "dgx-h100; no GPU was found here)" in capsys.readouterr().out.splitlines()[0]
     assert exit_code_of([*SHORT, "--hardware", "dgx-h100"]) == 0
     assert "was found" not in capsys.readouterr().out.splitlines()[0]
 

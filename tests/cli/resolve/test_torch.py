@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,15 +194,3 @@ def test_explain_tells_the_variables_of_another_release(
     assert {new, old} <= names[()]
     assert names["--torch", "2.9"] & {new, old} == {old}
     assert names["--torch", "2.10"] & {new, old} == {new}
-
-
-def test_a_plan_from_before_still_makes_a_script(capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, ASKED)
-    old = json.loads(Path("fsdpplan.json").read_text())
-    del old["torch_needed"], old["training"]["torch"], old["sources"]["training.torch"]
-    Path("old.json").write_text(json.dumps(old))
-    plan, before = read_plan("fsdpplan.json"), read_plan("old.json")
-    assert before.training == replace(plan.training, torch=None)
-    script = said(capsys, ("emit-launch", "old.json", "--env-setup", "true"))
-    assert "# Torch:" not in script
-    assert os.environ.get("FSDPPLAN_PLAN") is None

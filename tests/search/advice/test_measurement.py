@@ -47,7 +47,7 @@ def test_a_small_error_moves_the_step_by_its_elasticity() -> None:
     assert found["across_fraction"].gain == 0  # known better than a measured one
     assert (
         found["stack_fraction"].moves_fraction
-        == error_of(SLOW.cluster.device.error, "own").stack_fraction
+        == error_of(SLOW.cluster, "own").stack_fraction
     )
 
 
@@ -62,7 +62,7 @@ def test_the_worthiest_is_the_first_and_narrows_the_band_most() -> None:
     assert band_fraction(SLOW, found) < bands[0] < band_fraction(SLOW)
     step = estimate(SLOW).step_seconds
     assert band_fraction(SLOW) == pytest.approx(step.upper / step.expected - 1)
-    time, error = estimate(SLOW).time, error_of(SLOW.cluster.device.error, "own")
+    time, error = estimate(SLOW).time, error_of(SLOW.cluster, "own")
     calibrated = replace(error, across_fraction=measured_error().across_fraction)
     assert bands[0] == pytest.approx(exp(NORMAL_80 * log_error(time, calibrated)) - 1)
     assert step_interval(time, calibrated).upper == pytest.approx(
@@ -73,7 +73,7 @@ def test_the_worthiest_is_the_first_and_narrows_the_band_most() -> None:
 def test_a_run_of_ones_own_settles_the_stack() -> None:
     found = measurements(SLOW, measured=measured_error())
     stack = next(one for one in found if one.unknown.means == "run")
-    error = error_of(SLOW.cluster.device.error, "own")
+    error = error_of(SLOW.cluster, "own")
     assert stack.gain == error.stack_fraction**2
     before, after = band_fraction(SLOW), band_fraction(SLOW, [stack])
     assert log(1 + before) / NORMAL_80 == pytest.approx(
