@@ -12,7 +12,7 @@ from fsdpplan.search.recommend import NEAR_MISS_GAIN, NEAR_MISS_ODDS, near_miss,
 from tests.search.questions import question
 
 ASKED = {
-    "14b on cards": question("qwen3-14b", 4, "pcie-8xrtx4090"),
+    "14b on cards": question("qwen2.5-14b", 4, "pcie-8xrtx4090", global_batch=64),
     "8b on cards": question("llama-3.1-8b", 8, "pcie-8xrtx4090", global_batch=64),
     "8b on a small card": question("llama-3.2-3b", 2, "pcie-8xrtx4090", global_batch=32),
     "13b on 40 GB": question("llama-2-13b", 8, "p4d-24xlarge", global_batch=128),
