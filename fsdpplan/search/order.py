@@ -14,7 +14,7 @@ forward, whole recomputation and synchronising once a step are everyday choices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -165,7 +165,8 @@ class Ordered(Generic[One]):
     """Layouts in the order in which they are answered."""
 
     tied: tuple[One, ...]
-    """Those that are not told apart from the fastest, the preferred one first."""
+    """Those that are not told apart from `reference`, mostly the fastest, the preferred one
+    first."""
     others: tuple[One, ...]
     """The others, the faster first."""
 
@@ -177,7 +178,7 @@ class Ordered(Generic[One]):
     @property
     def fastest(self) -> One:
         """The fastest."""
-        return min(self.tied, key=by_time)
+        return min(self.entries, key=by_time)
 
 
 def seconds(entry: tuple[Layout, Priced]) -> float:
@@ -249,12 +250,28 @@ def in_order(
     by_speed = sorted(entries, key=by_time)
     if not by_speed:
         return None
+    first = reference(by_speed, difference=difference)
+    is_plain = first is not by_speed[0]
     tied: list[One] = []
     others: list[One] = []
     for entry in by_speed:
-        (tied if is_tied(entry, by_speed[0], difference) else others).append(entry)
+        is_left_out = is_plain and entry[0].offload != "none"
+        is_in = not is_left_out and is_tied(entry, first, difference)
+        (tied if is_in else others).append(entry)
     tied.sort(key=lambda entry: preference(entry, cluster))
     return Ordered(tied=tuple(tied), others=tuple(others))
+
+
+def reference(by_speed: Sequence[One], *, difference: Difference) -> One:
+    """The layout with which others tie: the fastest. Where its state is on the host it is the
+    fastest that has none there, if the error of their difference does not tell them apart: what a
+    host gives differs from node to node, and has to be worth more than that error."""
+    fastest = by_speed[0]
+    if fastest[0].offload == "none":
+        return fastest
+    plain = next((one for one in by_speed if one[0].offload == "none"), fastest)
+    behind = seconds(plain) / seconds(fastest) - 1
+    return plain if behind <= difference(fastest, plain) else fastest
 
 
 def is_tied(entry: One, fastest: One, difference: Difference) -> bool:

@@ -34,10 +34,14 @@ def test_pieces_never_spare_more_than_the_bound(drawn: Case) -> None:
 
 def test_8b_on_8_gpus_need_not_recompute_with_its_loss_in_pieces() -> None:
     """Uncompiled: a compiled loss holds no fp32 copies of the logits."""
-    first = question("llama-3.1-8b", 8, compile=False).answer(limit=3).ranked[0]
+    first = (
+        question("llama-3.1-8b", 8, compile=False, pp=1, offload="none").answer(limit=3).ranked[0]
+    )
     assert first.layout.loss_chunks > 1
     assert first.layout.activation_checkpointing == "none"
-    whole = question("llama-3.1-8b", 8, compile=False, loss_chunks=1).answer(limit=1)
+    whole = question("llama-3.1-8b", 8, compile=False, pp=1, offload="none", loss_chunks=1).answer(
+        limit=1
+    )
     assert whole.fastest_seconds is not None
     assert whole.fastest_seconds > first.estimate.step_seconds.expected
 

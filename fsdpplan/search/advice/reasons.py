@@ -67,7 +67,7 @@ class Reasons:
         """Why `entry`, a row of the list, stands where it does."""
         if entry is self.first:
             return self._for_first()
-        if any(entry is tied for tied in self.order.tied):
+        if entry is self.order.fastest or any(entry is tied for tied in self.order.tied):
             return self._not_apart(entry)
         return self._apart(entry)
 

@@ -82,8 +82,7 @@ def test_what_two_machines_do_not_share_does_not_cancel() -> None:
     shape: dict[str, Any] = {"dp_shard": 16, "sharding": "fsdp", "reshard_after_forward": "always"}
     one, other = (priced(case(profile=name, **shape)) for name in ("dgx-h100", "dgx-h200"))
     errors = [
-        log_error(each.estimate.time, error_of(each.case.cluster, "own"))
-        for each in (one, other)
+        log_error(each.estimate.time, error_of(each.case.cluster, "own")) for each in (one, other)
     ]
     whole = exp(NORMAL_80 * (errors[0] ** 2 + errors[1] ** 2) ** 0.5) - 1
     assert difference(one, other).error_fraction == pytest.approx(whole)

@@ -45,10 +45,7 @@ def test_a_small_error_moves_the_step_by_its_elasticity() -> None:
         2e-3 * abs(slopes[across]), rel=0.02
     )
     assert found["across_fraction"].gain == 0  # known better than a measured one
-    assert (
-        found["stack_fraction"].moves_fraction
-        == error_of(SLOW.cluster, "own").stack_fraction
-    )
+    assert found["stack_fraction"].moves_fraction == error_of(SLOW.cluster, "own").stack_fraction
 
 
 def test_the_worthiest_is_the_first_and_narrows_the_band_most() -> None:
