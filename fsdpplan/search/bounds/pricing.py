@@ -176,8 +176,8 @@ def _refine_spared(frontier: Frontier, refining: Refining) -> None:
         if passes > MOST_PASSES or least >= refining.best:
             break
         for one in sparing(space.asked, layout):
-            may_fit = space.asked.pins.allows(one) and space.room.recomputed(one, known="settled")
-            if may_fit and space.is_legal(one) and space.fits(one):
+            is_asked = space.asked.pins.allows(one) and space.is_legal(one)
+            if is_asked and space.room.recomputed(one, known="settled") and space.fits(one):
                 spared.append(entry_of(space.asked, one))
                 refining.best = min(refining.best, seconds(spared[-1]))
     refining.found += spared
