@@ -366,6 +366,7 @@ def test_the_guide_to_fitting_types_what_make_does() -> None:
         re.search(rf"^{name}: .*\n((?:\t.*\n)+)", makefile, re.M) for name in ("fit", "docs")
     ]
     made = "".join(recipe[1] for recipe in recipes if recipe).replace("\t$(BIN)/", "")
+    made = re.sub(r"^\ttest -z .*\n", "", made, flags=re.M)  # rows of one's own join before
     typed = next(
         block.text
         for block in blocks(ROOT / "docs" / "guides" / "refit.md", "bash")

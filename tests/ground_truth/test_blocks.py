@@ -202,7 +202,7 @@ def autograd_saved_bytes(block: Block) -> int:
 
 
 def predicted_saved_bytes(
-    model: Model, mode: ActivationCheckpointing = "none", **kernels: bool
+    model: Model, mode: ActivationCheckpointing = "none", **kernels: object
 ) -> int:
     """The cost model's."""
     block = work(model, **{"tokens": TOKENS, "seq_len": SEQ_LEN, "compiled": False, **kernels})
@@ -216,7 +216,7 @@ def predicted_saved_bytes(
 )
 def test_eager_blocks_keep_what_autograd_saves(model: Model, flash: bool) -> None:
     measured = autograd_saved_bytes(block_of(model, flash=flash))
-    predicted = predicted_saved_bytes(model, flash_attention=flash)
+    predicted = predicted_saved_bytes(model, attention_kernel="flash" if flash else "scores")
     copied = COPIED_BYTES if flash else 0
     assert measured - copied == pytest.approx(predicted, rel=TOLERANCE_FRACTION)
 

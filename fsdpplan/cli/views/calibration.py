@@ -35,6 +35,8 @@ NAMES = {
     "fp8_fraction": "fp8 share",
     "attention_forward_fraction": "attention share",
     "attention_backward_ratio": "backward share",
+    "native_attention_ratio": "cuDNN attention",
+    "native_backward_ratio": "cuDNN backward share",
     "kernel_launch_seconds": "kernel launch",
     "unaligned_fraction": "unaligned share",
     "host_link_fraction": "host link share",

@@ -19,7 +19,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -278,7 +278,7 @@ def run_settings(plan: PlanConfig, options: Options) -> dict[str, Any]:
     groups = {"training": asdict(plan.training), "layout": asdict(plan.layout)}
     groups["options"] = {
         name: value
-        for name in Options.__slots__
+        for name in (field.name for field in fields(Options))
         if isinstance(value := getattr(options, name), int | float | str | bool)
         and name not in ("plan", "build")
     }
