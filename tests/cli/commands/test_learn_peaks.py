@@ -55,7 +55,7 @@ def test_peaks_alone_move_and_narrow_the_band(
     assert after["expected"] == pytest.approx(exp(shift) * before["expected"], abs=1)
     assert exit_code_of([*ESTIMATE, "--runs", mine]) == 0
     screen = " ".join(capsys.readouterr().out.split())
-    assert "above predicted, as 1 measured run says" in screen
+    assert "predicted, as 1 measured run says" in screen
     assert "as predicted without your runs" in screen
 
 
