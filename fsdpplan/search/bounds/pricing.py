@@ -8,7 +8,7 @@ an error, for the first place.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from math import inf
 from operator import itemgetter
 
@@ -27,6 +27,13 @@ from fsdpplan.search.refine import MOST_PASSES, NEAR, Refining, family
 from fsdpplan.search.space import Space, entry_of
 from fsdpplan.search.variants import sparing
 from fsdpplan.spec.layout import Layout
+
+MOST_PASSES_EACH = MOST_PASSES // 8
+"""Of one layout that fits with rare settings alone: large questions have tens of thousands that the
+bound admits."""
+
+MOST_SPARED = 3
+"""Of those, the fastest whose other settings are tried in turn."""
 
 
 def priced(space: Space, limit: int, difference: Difference) -> list[Entry]:
@@ -181,14 +188,25 @@ def _refine_spared(frontier: Frontier, refining: Refining) -> None:
                 spared.append(entry_of(space.asked, one))
                 refining.best = min(refining.best, seconds(spared[-1]))
     refining.found += spared
-    refining.from_priced(spared)
+    refining.from_priced(nsmallest(MOST_SPARED, spared, key=seconds))
 
 
 def _unfit(frontier: Frontier, group: Group) -> Iterator[Layout]:
-    """One of each micro-batch with which nothing of the group fits with the usual settings."""
-    if group.found is not None or group.least == inf:
-        floors, d = frontier.space.floors, group.degrees
-        yield from (floors.plain(d, n) for n in floors.sizes(d) if n not in group.sizes)
+    """One of each micro-batch with which nothing of the group fits with the usual settings, as far as
+    `MOST_PASSES_EACH` admits it."""
+    if group.found is None and group.least < inf:
+        return
+    asked, floors, d, there = (
+        frontier.space.asked,
+        frontier.space.floors,
+        group.degrees,
+        group.sizes,
+    )
+    most = MOST_PASSES_EACH // asked.model.layers if d.pp > 1 else inf
+    for size in floors.sizes(d):
+        number = asked.training.global_batch // (d.data_parallel * size)
+        if number <= most and size not in there:
+            yield floors.plain(d, size)
 
 
 def _may_start(promise: Promise, refining: Refining) -> bool:
