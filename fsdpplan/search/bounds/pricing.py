@@ -28,7 +28,7 @@ from fsdpplan.search.space import Space, entry_of
 from fsdpplan.search.variants import sparing
 from fsdpplan.spec.layout import Layout
 
-MOST_PASSES_EACH = MOST_PASSES // 8
+MOST_PASSES_EACH = MOST_PASSES // 16
 """Of one layout that fits with rare settings alone: large questions have tens of thousands that the
 bound admits."""
 
@@ -192,8 +192,8 @@ def _refine_spared(frontier: Frontier, refining: Refining) -> None:
 
 
 def _unfit(frontier: Frontier, group: Group) -> Iterator[Layout]:
-    """One of each micro-batch with which nothing of the group fits with the usual settings, as far as
-    `MOST_PASSES_EACH` admits it."""
+    """One of each micro-batch that `MOST_PASSES_EACH` admits, with which nothing of the group fits
+    with the usual settings."""
     if group.found is None and group.least < inf:
         return
     asked, floors, d, there = (
