@@ -196,12 +196,8 @@ def _unfit(frontier: Frontier, group: Group) -> Iterator[Layout]:
     with the usual settings."""
     if group.found is None and group.least < inf:
         return
-    asked, floors, d, there = (
-        frontier.space.asked,
-        frontier.space.floors,
-        group.degrees,
-        group.sizes,
-    )
+    asked, floors = frontier.space.asked, frontier.space.floors
+    d, there = group.degrees, group.sizes
     most = MOST_PASSES_EACH // asked.model.layers if d.pp > 1 else inf
     for size in floors.sizes(d):
         number = asked.training.global_batch // (d.data_parallel * size)
