@@ -52,14 +52,6 @@ def test_a_near_miss_is_faster_hardly_less_sure_and_planned_by_its_chance(name: 
     assert planned <= step * (1 + 1e-9)
 
 
-def test_pieces_of_the_loss_that_hardly_fit_are_a_near_miss() -> None:
-    asked = ASKED["14b on cards"].asked
-    near = near_miss(asked, found(asked))
-    assert near is not None
-    assert near.layout.loss_chunks > 1
-    assert near.faster_fraction > 0.1
-
-
 def test_who_asks_for_an_even_chance_is_told_of_none() -> None:
     asked = ASKED["14b on cards"].asked
     even = replace(asked, training=replace(asked.training, fits_fraction=0.5))
