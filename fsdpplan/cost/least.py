@@ -93,16 +93,6 @@ def least_fsdp_seconds(
     return late * busy + exposed + number * waiting
 
 
-def least_communication_seconds(case: Case) -> float:
-    """FSDP's gathers and reduce-scatters one after the other, as if nothing were computed, or what
-    comes from the host. 0 without FSDP, and in a pipeline, where they are few."""
-    layout = case.layout
-    if layout.sharding != "fsdp" or layout.pp > 1:
-        return 0.0
-    (stage,) = pipeline_ranks(model=case.model, layout=layout)
-    return queued_seconds(fsdp_moves(case, stage), rounds(layout))
-
-
 def queued_seconds(moves: Moves, often: Rounds) -> float:
     """What queues on one communicator, or what comes from the host: a step takes no less.
 

@@ -14,9 +14,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
 
 from fsdpplan.cost.memory.activations import saved_bytes
@@ -24,6 +21,7 @@ from fsdpplan.spec.layout import ActivationCheckpointing
 from fsdpplan.spec.model import Experts, LatentAttention, Model
 from fsdpplan.trainer.rehearse.fake_world import cuda_like_norms
 from tests.cost.works import work
+from tests.ground_truth.partitioned import kept_between_passes
 
 BATCH, SEQ_LEN = 2, 96
 TOKENS = BATCH * SEQ_LEN
@@ -223,23 +221,7 @@ def test_eager_blocks_keep_what_autograd_saves(model: Model, flash: bool) -> Non
 
 def compiled_saved_bytes(function: Callable[[Tensor], Tensor]) -> int:
     """Bytes of activations between the two halves of torch's partitioned graph."""
-    kept: list[Tensor] = []
-
-    def partition(joint: torch.fx.GraphModule, inputs: object, **options: object) -> object:
-        forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
-        outputs = next(node for node in forward.graph.nodes if node.op == "output").args[0]
-        values = [node.meta.get("val") for node in outputs[options["num_fwd_outputs"] :]]
-        kept.extend(value for value in values if isinstance(value, Tensor))
-        return forward, backward
-
-    backend = aot_autograd(
-        fw_compiler=lambda graph, _: graph.forward,
-        bw_compiler=lambda graph, _: graph.forward,
-        partition_fn=partition,
-        decompositions=select_decomp_table(),
-    )
-    torch._dynamo.reset()
-    torch.compile(function, backend=backend)(block_input())
+    kept = kept_between_passes(function, block_input())
     rows = {TOKENS, BATCH}  # weights have none of these
     return sum(t.numel() * t.element_size() for t in kept if t.shape[0] in rows)
 

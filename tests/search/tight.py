@@ -15,7 +15,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count, islice
 from typing import Any
 
 from fsdpplan.errors import SpecError
@@ -93,16 +93,14 @@ SMALL_FIXED = [
 
 def questions(number: int = NUMBER, *, seed: int = SEED) -> Iterator[Question]:
     """So many questions that a layout answers, the same ones for a seed."""
+    return islice(chain((MIXTRAL, CARDS), _answered(_drawn, seed)), number)
+
+
+def _answered(draw: Callable[[random.Random], Question | None], seed: int) -> Iterator[Question]:
+    """Of what is drawn, what a layout answers."""
     drawn = random.Random(seed)
-    found = 0
-    for fixed in (MIXTRAL, CARDS)[:number]:
-        found += 1
-        yield fixed
-    while found < number:
-        asked = _drawn(drawn)
-        if asked is not None and seconds(asked) is not None:
-            found += 1
-            yield asked
+    asked = (draw(drawn) for _ in count())
+    return (one for one in asked if one is not None and seconds(one) is not None)
 
 
 def _drawn(drawn: random.Random) -> Question | None:
@@ -113,18 +111,12 @@ def _drawn(drawn: random.Random) -> Question | None:
 
 def small_questions(number: int = SMALL, *, seed: int = SEED) -> Iterator[Question]:
     """So many of few GPUs a node and few micro-batches that a layout answers."""
-    drawn = random.Random(seed)
-    found = 0
-    for model, machine, gpus, a_node, seq_len, share in SMALL_FIXED[:number]:
-        fixed = _asked(model, machine, gpus, a_node=a_node, seq_len=seq_len, share=share)
-        assert fixed is not None
-        found += 1
-        yield fixed
-    while found < number:
-        asked = _drawn_small(drawn)
-        if asked is not None and seconds(asked) is not None:
-            found += 1
-            yield asked
+    fixed = (
+        _asked(model, machine, gpus, a_node=a_node, seq_len=seq_len, share=share)
+        for model, machine, gpus, a_node, seq_len, share in SMALL_FIXED
+    )
+    sold = (one for one in fixed if one is not None)
+    return islice(chain(sold, _answered(_drawn_small, seed)), number)
 
 
 def _drawn_small(drawn: random.Random) -> Question | None:

@@ -41,8 +41,11 @@ def _zero(name: str, ranks: str, copies: str | None) -> tuple[Field, ...]:
 
 
 _PHRASES: tuple[tuple[str, Callable[..., tuple[Field, ...]]], ...] = (
-    # the head of a runner-up: its rank, time, memory and chance
+    # a near miss of an answer in full: its time, memory and chance
     (r"^\s*(?:\d+\s+)?[\d.,]+ \w+, [\d.,]+ \w+(?:, fits [^:]*)?: ", lambda: ()),
+    # a row of the alternatives: behind the layout its step, its memory and a note
+    (r"\s{2,}[\d.,]+ (?:us|ms|s|min|h|days)\s+[\d.,]+ [KMGT]iB\b.*$", lambda: ()),
+    (r"^\s*(?:\d+|-|USE)\s{2,}", lambda: ()),
     (r"\bone GPU: nothing to spread|\bone GPU\b|\bone rank\b", lambda: _ALL_ONE),
     (
         rf"\bHSDP: shard over {_SPAN}, replicate over {_SPAN}",
@@ -53,13 +56,17 @@ _PHRASES: tuple[tuple[str, Callable[..., tuple[Field, ...]]], ...] = (
         lambda m, n: (("sharding", "fsdp"), ("dp_replicate", int(m)), ("shard_ranks", int(n))),
     ),
     (
-        rf"\bDDP(?:: a whole copy on each of| over) {_SPAN}",
+        rf"\bDDP(?:: a whole copy on each of| over|) {_SPAN}",
         lambda n: (("sharding", "ddp"), ("dp_replicate", int(n))),
     ),
     (
         r"\b(ZeRO-[12]): (?:optimizer state|gradients and optimizer state) sharded over "
         rf"{_SPAN}(?:, replicated over {_SPAN})?",
         _zero,
+    ),
+    (
+        r"\b(ZeRO-[12]) (?:(\d+) x )?(\d+)\b",
+        lambda name, copies, ranks: _zero(name, ranks, copies),
     ),
     (
         rf"\bFSDP(?:: shard over| over|) {_SPAN}(?! blocks a unit)",
@@ -135,12 +142,11 @@ _PHRASES: tuple[tuple[str, Callable[..., tuple[Field, ...]]], ...] = (
     (r"\bstages a rank (\d+)", lambda n: (("virtual_stages", int(n)),)),
     (r"\bblocks of the stages \(([\d, ]*)\)", lambda text: (("stage_blocks", _blocks(text)),)),
     (
-        r"\bx (\d+) forward pass(?:es)?(?: x (\d+) data-parallel)?",
-        lambda passes, ranks: (
-            ("num_microbatches", int(passes)),
-            *((("data_parallel", int(ranks)),) if ranks else ()),
-        ),
+        r"\b(\d+) accumulation steps?\b|\b(\d+) of them in the pipeline\b",
+        lambda one, other: (("num_microbatches", int(one or other)),),
     ),
+    (r"\b(\d+) data-parallel ranks?\b", lambda ranks: (("data_parallel", int(ranks)),)),
+    (r"\bno recomputation\b", lambda: (("activation_checkpointing", "none"),)),
 )
 
 

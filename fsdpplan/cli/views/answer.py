@@ -24,7 +24,14 @@ from fsdpplan.files.plans import (
     rules_document,
     training_document,
 )
-from fsdpplan.search.advice.words import EVIDENCE, chance_words, degrees, describe, policy
+from fsdpplan.search.advice.words import (
+    EVIDENCE,
+    batch_words,
+    chance_words,
+    degrees,
+    describe,
+    policy,
+)
 from fsdpplan.search.question import NearMiss, SearchResult
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
@@ -226,12 +233,6 @@ def time_to_train(inputs: Inputs, estimate: Estimate) -> list[tuple[str, str]]:
     )
     words = f"{expected} for {format_count(tokens)} tokens in {steps:,} steps"
     return [("to train", f"{words} (80 % band {lower} to {upper})")]
-
-
-def batch_words(layout: Layout) -> str:
-    """How the global batch is cut: micro-batches, forward passes, data-parallel ranks."""
-    passes = f"{layout.num_microbatches} forward pass{'es' if layout.num_microbatches > 1 else ''}"
-    return f"micro-batch {layout.micro_batch} x {passes} x {layout.data_parallel} data-parallel"
 
 
 def rejections(rejected: tuple[tuple[str, int], ...]) -> str:

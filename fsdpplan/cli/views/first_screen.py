@@ -12,7 +12,7 @@ from math import exp, sqrt
 
 from fsdpplan.cli.resolve.cluster import FOUND_HERE
 from fsdpplan.cli.resolve.inputs import Inputs, case_of
-from fsdpplan.cli.views.answer import other_peaks, phase_steps, time_to_train, trust
+from fsdpplan.cli.views.answer import LEFT_OUT, other_peaks, phase_steps, time_to_train, trust
 from fsdpplan.cli.views.render import blocks, facts, flowing, rows_with_notes, wrapped
 from fsdpplan.cli.views.screen import RULES_OF_A_PLAN, question_line, warning_lines
 from fsdpplan.cost.band import NORMAL_80, peak_factor
@@ -33,12 +33,6 @@ LEAST_SHARE = 0.005
 
 HEADERS = ("#", "layout", "step", "memory")
 ALIGN = ("right", "left", "right", "right")
-
-LEFT_OUT = (
-    "restarts, evaluation, waits for data, runs that are thrown away: published trainings took 1.5 "
-    "to 2.5 times as many GPU hours"
-)
-"""What time and money of the steps do not hold, in short; `answer.LEFT_OUT` has the source."""
 
 
 def recommend_screen(

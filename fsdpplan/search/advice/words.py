@@ -109,12 +109,15 @@ def describe(layout: Layout, cluster: Cluster) -> str:
 def compact(layout: Layout) -> str:
     """A layout in a cell of a table: `HSDP 8 x 8, TP 4, EP 8, recompute op`."""
     parts = []
-    if layout.data_parallel > 1:
-        copies = f"{layout.dp_replicate} x " if layout.dp_replicate > 1 < layout.dp_shard else ""
-        ranks = layout.dp_shard if layout.dp_shard > 1 else layout.dp_replicate
+    if layout.data_parallel * layout.cp > 1:
+        ranks = layout.dp_replicate if layout.sharding == "ddp" else layout.shard_ranks
+        is_copied = layout.dp_replicate > 1 and layout.sharding != "ddp"
+        copies = f"{layout.dp_replicate} x " if is_copied else ""
         parts.append(f"{_family(layout)} {copies}{ranks}")
-    degrees = (("TP", layout.tp), ("CP", layout.cp), ("EP", layout.expert_ranks), ("PP", layout.pp))
-    parts += [f"{words} {degree}" for words, degree in degrees if degree > 1]
+    degrees = {"TP": layout.tp, "CP": layout.cp, "EP": layout.ep, "PP": layout.pp}
+    parts += [f"{words} {degree}" for words, degree in degrees.items() if degree > 1]
+    if layout.experts_over_tp:
+        parts.append("experts over tp")
     if layout.activation_checkpointing != "none":
         parts.append(f"recompute {layout.activation_checkpointing}")
     if layout.offload != "none":
@@ -132,6 +135,12 @@ def settings(layout: Layout) -> tuple[str, ...]:
         *([f"loss in {layout.loss_chunks} pieces"] if layout.loss_chunks > 1 else []),
         *([] if layout.compile else ["eager"]),
     )
+
+
+def batch_words(layout: Layout) -> str:
+    """How the global batch is cut: micro-batches, and data-parallel ranks."""
+    ranks = layout.data_parallel
+    return f"{micro_batches(layout)}, {ranks} data-parallel rank{'s' if ranks > 1 else ''}"
 
 
 def micro_batches(layout: Layout) -> str:

@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpplan.cli.options.wanted import wanted
-from fsdpplan.cli.views.answer import batch_words
 from fsdpplan.errors import SpecError
-from fsdpplan.search.advice.words import degrees, describe, differences, name, policy
+from fsdpplan.search.advice.words import (
+    batch_words,
+    compact,
+    degrees,
+    describe,
+    differences,
+    name,
+    policy,
+    settings,
+)
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from tests.strategies import clusters, spoken_layouts
@@ -37,6 +45,9 @@ def lines(layout: Layout, other: Layout, cluster: Cluster) -> list[str]:
         row,
         f"   2  36.4 min, 21.4 GiB, fits over 99 %: {row}",
         f"{describe(layout, cluster)}, {policy(layout)}, {batch_words(layout)}",
+        compact(layout),
+        f"  12  {compact(layout)}  74.6 s  65.9 GiB  a tie; needs tensor parallelism",
+        f"  USE   {describe(layout, cluster)}; {', '.join(settings(layout))}",
     ]
 
 
@@ -109,7 +120,7 @@ def test_phrases_mean_what_they_say(text: str) -> None:
 
 
 def test_passes_and_ranks_of_a_batch_are_asked_for() -> None:
-    found = wanted("micro-batch 8 x 64 forward passes x 2 data-parallel", name="--why")
+    found = wanted("micro-batch 8, 64 accumulation steps, 2 data-parallel ranks", name="--why")
     assert found.pins.given() == {"micro_batch": 8}
     assert found.numbers == (("data_parallel", 2), ("num_microbatches", 64))
 
