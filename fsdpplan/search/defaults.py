@@ -10,12 +10,13 @@ from math import prod
 from typing import Any, get_args
 
 from fsdpplan.errors import SpecError
-from fsdpplan.search.enumerate import LOOPED_SCHEDULES, V_SCHEDULES, divisors
+from fsdpplan.search.enumerate import LOOPED_SCHEDULES, divisors
 from fsdpplan.search.pins import Pins, attention_over_cp, default_global_batch
 from fsdpplan.search.pins import pin_flag as flag
 from fsdpplan.search.rules.legality import first_problem
 from fsdpplan.search.rules.program import program_pins, vocabulary_of
 from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.conventions import V_SCHEDULES
 from fsdpplan.spec.layout import MESH_AXES, SPLIT_BACKWARD_SCHEDULES, GradientSync, Layout, Sharding
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case

@@ -12,6 +12,7 @@ from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
 from fsdpplan.cost.schedule.order import microbatches_refusal
 from fsdpplan.search.pins import Pins, attention_over_cp
 from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.conventions import V_SCHEDULES
 from fsdpplan.spec.layout import (
     DDP_BUCKET_BYTES,
     ActivationCheckpointing,
@@ -34,9 +35,6 @@ LOOPED_SCHEDULES: tuple[Schedule, ...] = (
 
 USUAL_SCHEDULES: tuple[Schedule | None, ...] = (None, "none", "1f1b", "interleaved_1f1b")
 """Pins of a schedule with which no other is tried but these."""
-
-V_SCHEDULES: tuple[Schedule, ...] = ("zbv", "dualpipev")
-"""Schedules with exactly two."""
 
 
 class Degrees(NamedTuple):

@@ -8,7 +8,6 @@ from fsdpplan.cost.schedule.actions import ACTIVE_STAGES
 from fsdpplan.cost.schedule.stages import layout_stage_blocks, most_stages
 from fsdpplan.search.enumerate import (
     LOOPED_SCHEDULES,
-    V_SCHEDULES,
     Degrees,
     divisors,
     reshard_policies,
@@ -16,6 +15,7 @@ from fsdpplan.search.enumerate import (
 from fsdpplan.search.question import Question
 from fsdpplan.search.rules.legality import piece_counts
 from fsdpplan.search.splits import stage_splits
+from fsdpplan.spec.conventions import V_SCHEDULES
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, GradientSync, Layout, Reshard
 from fsdpplan.spec.values import replace
 

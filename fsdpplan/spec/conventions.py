@@ -6,11 +6,13 @@ This module needs the standard library only: a job folder has it in the copy of 
 
 from __future__ import annotations
 
+from typing import Final
+
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Axes of the device mesh along which ranks are laid out, outermost first."""
 
-V_SCHEDULES = ("zbv", "dualpipev")
-"""Rank r of p has stages r and 2 p - 1 - r: the first rank also has the last stage."""
+V_SCHEDULES: Final = ("zbv", "dualpipev")
+"""Of two stages a rank: rank r of p has stages r and 2 p - 1 - r, so the first also has the last."""
 
 SPLIT_BACKWARD_SCHEDULES = frozenset({"interleaved_zero_bubble", *V_SCHEDULES})
 """Schedules that compute gradients by inputs first, and by weights where nobody waits."""

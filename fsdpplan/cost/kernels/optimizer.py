@@ -32,6 +32,7 @@ from fsdpplan.cost.network.placement import Group, expert_shard_group, shard_gro
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case
+from fsdpplan.spec.trainer_options import NEWTON_SCHULZ_STEPS
 from fsdpplan.spec.training import Optimizer
 
 ADD_BYTES_PER_PARAMETER = 12
@@ -87,8 +88,6 @@ def adding_seconds(elements: int, cluster: Cluster, *, element_bytes: int = FP32
     added = ADD_BYTES_PER_PARAMETER // FP32_BYTES * element_bytes * elements
     return element_bytes * elements / copied + added / host_bytes_per_second(cluster)
 
-
-NEWTON_SCHULZ_STEPS = 5
 
 MOMENTUM_BYTES_PER_PARAMETER = 68
 """fp32 momentum from the gradient (12), Nesterov's sum (12), cast to bf16 (6), packed for the

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise, zip_longest
 from typing import Final, NamedTuple, assert_never
 
+from fsdpplan.spec.conventions import V_SCHEDULES
 from fsdpplan.spec.layout import Schedule
 
 Action = tuple[int, int, int]
@@ -37,9 +38,6 @@ ROUND_SCHEDULES: tuple[Schedule, ...] = ("interleaved_1f1b", "interleaved_zero_b
 
 ACTIVE_STAGES = 3
 """Stages whose parameters torch's pipeline runtime keeps gathered: the next that it will need."""
-
-V_SCHEDULES: tuple[Schedule, ...] = ("zbv", "dualpipev")
-"""Rank r of p holds stages r and 2 p - 1 - r: the first rank also has the last stage."""
 
 
 class PassOrder(NamedTuple):

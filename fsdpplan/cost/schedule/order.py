@@ -14,7 +14,6 @@ from fsdpplan.cost.schedule.actions import (
     BACKWARD_WEIGHT,
     FORWARD,
     ROUND_SCHEDULES,
-    V_SCHEDULES,
     Action,
     PassOrder,
     actions_of_rank,
@@ -23,6 +22,7 @@ from fsdpplan.cost.schedule.actions import (
 )
 from fsdpplan.cost.schedule.moments import Moments, highest, moments_of_rank, short_actions
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.conventions import V_SCHEDULES
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 
 SIMULATED_SCHEDULES: tuple[Schedule, ...] = (

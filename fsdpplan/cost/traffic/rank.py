@@ -30,10 +30,10 @@ from fsdpplan.cost.model.params import (
 )
 from fsdpplan.cost.model.shards import Stage, block_cases, block_kinds, gradient_syncs, unit_size
 from fsdpplan.cost.network.placement import pp_group, tp_group
-from fsdpplan.cost.schedule.actions import V_SCHEDULES
 from fsdpplan.cost.traffic.block_calls import block_calls, gathered_activation_dtype
 from fsdpplan.cost.traffic.calls import Calls, activation_bytes, group_seconds
 from fsdpplan.cost.traffic.data_parallel import fsdp_calls, norm_calls, replica_calls
+from fsdpplan.spec.conventions import V_SCHEDULES
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
