@@ -12,7 +12,7 @@ MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Axes of the device mesh along which ranks are laid out, outermost first."""
 
 V_SCHEDULES: Final = ("zbv", "dualpipev")
-"""Of two stages a rank: rank r of p has stages r and 2 p - 1 - r, so the first also has the last."""
+"""Of two stages a rank: rank r of p has stages r and 2 p - 1 - r, the first rank the last, too."""
 
 SPLIT_BACKWARD_SCHEDULES = frozenset({"interleaved_zero_bubble", *V_SCHEDULES})
 """Schedules that compute gradients by inputs first, and by weights where nobody waits."""
