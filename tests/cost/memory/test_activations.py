@@ -19,14 +19,14 @@ from tests.cost.problems import SMALL, some_models
 from tests.cost.works import work, works
 
 MODES: tuple[ActivationCheckpointing, ...] = ("none", "attention", "op", "full")
-EAGER: dict[str, bool] = {"compiled": False}
-FUSED: dict[str, bool] = {"compiled": True}
-SCORES: dict[str, bool] = {**EAGER, "flash_attention": False, "dropout": True}
+EAGER: dict[str, object] = {"compiled": False}
+FUSED: dict[str, object] = {"compiled": True}
+SCORES: dict[str, object] = {**EAGER, "attention_kernel": "scores", "dropout": True}
 some_kernels = st.sampled_from([EAGER, FUSED, SCORES])
 
 
 def block_of(
-    model: Model, *, tokens: int = 4096, tp: int = 1, kernels: dict[str, bool] = EAGER
+    model: Model, *, tokens: int = 4096, tp: int = 1, kernels: dict[str, object] = EAGER
 ) -> BlockWork:
     """A block in bf16 that sees one sequence."""
     seq_len = min(tokens, 4096)
@@ -38,7 +38,7 @@ def activations(
     *,
     mode: ActivationCheckpointing = "none",
     tokens: int = 4096,
-    kernels: dict[str, bool] = EAGER,
+    kernels: dict[str, object] = EAGER,
 ) -> BlockActivations:
     """All quantities of a block in bf16."""
     block = block_of(model, tokens=tokens, kernels=kernels)
@@ -58,7 +58,7 @@ def test_a_gpt_block_of_2020_by_hand() -> None:
     # the norms. Source: arXiv 2205.05198, equation 1.
     model = replace(load_model("gpt2-xl"), positions="learned")
     s, h, heads = 1024, model.hidden, model.heads
-    kernels = {"compiled": False, "fused_kernels": True, "flash_attention": False, "dropout": True}
+    kernels = {"compiled": False, "fused_kernels": True, "attention_kernel": "scores", "dropout": True}
     fused = block_of(model, tokens=s, kernels=kernels)
     block = block_activations(work=fused, mode="none", weight_gradients="added")
     statistics = s * 4 * 4
@@ -73,7 +73,7 @@ def test_full_checkpointing_keeps_the_input_alone() -> None:
 def test_megatrons_selective_mode_drops_the_scores_and_their_sums_and_no_more() -> None:
     model = load_model("gpt2-xl")
     without = activations(model, kernels=SCORES, mode="attention")
-    flash = activations(model, kernels={**SCORES, "flash_attention": True})
+    flash = activations(model, kernels={**SCORES, "attention_kernel": "flash"})
     sums = 4096 * model.heads * 4
     assert without.saved_bytes == without.live_bytes == flash.saved_bytes - sums
     kept = activations(model).saved_bytes
@@ -135,7 +135,7 @@ def test_a_mixture_keeps_rows_for_each_expert_that_a_token_visits() -> None:
 
 
 @given(some_models(), st.integers(1, 2**14), some_kernels)
-def test_recomputing_more_keeps_less(model: Model, tokens: int, kernels: dict[str, bool]) -> None:
+def test_recomputing_more_keeps_less(model: Model, tokens: int, kernels: dict[str, object]) -> None:
     saved = [
         activations(model, tokens=tokens, mode=mode, kernels=kernels).saved_bytes for mode in MODES
     ]
@@ -145,7 +145,7 @@ def test_recomputing_more_keeps_less(model: Model, tokens: int, kernels: dict[st
 
 @given(some_models(), st.integers(1, 2**14), some_kernels)
 def test_what_is_not_kept_is_recomputed(
-    model: Model, tokens: int, kernels: dict[str, bool]
+    model: Model, tokens: int, kernels: dict[str, object]
 ) -> None:
     everything = activations(model, tokens=tokens, kernels=kernels).saved_bytes
     for mode in MODES:

@@ -28,11 +28,11 @@ LATENT = replace(
     latent=LatentAttention(kv_rank=128, rope_head_dim=32, value_head_dim=48, query_rank=256),
 )
 LATENT_MIXTURE = replace(MIXTURE, name="latent mixture", latent=LATENT.latent)
-KERNELS: tuple[dict[str, bool], ...] = (
+KERNELS: tuple[dict[str, object], ...] = (
     {},
     {"fused_kernels": True},
-    {"flash_attention": False},
-    {"fused_kernels": True, "flash_attention": False, "dropout": True},
+    {"attention_kernel": "scores"},
+    {"fused_kernels": True, "attention_kernel": "scores", "dropout": True},
     {"reference_decoder": True, "dropout": True},
     {"joined_projections": True},
 )
@@ -51,7 +51,7 @@ def steps_of(model: Model, **changes: object) -> list[BackwardStep]:
     ids=lambda model: model.name + model.mixer,
 )
 def test_every_weight_gradient_is_made_and_more_is_freed_than_allocated(
-    model: Model, kernels: dict[str, bool]
+    model: Model, kernels: dict[str, object]
 ) -> None:
     steps = steps_of(model, **kernels)
     gradients = weight_gradient_bytes(model=model, tp=1, element_bytes=2)
@@ -60,14 +60,14 @@ def test_every_weight_gradient_is_made_and_more_is_freed_than_allocated(
     assert sum(step.allocated for step in steps) < sum(step.freed for step in steps)
 
 
-FUSED_ATTENTION = [kernels for kernels in KERNELS if kernels.get("flash_attention", True)]
+FUSED_ATTENTION = [kernels for kernels in KERNELS if kernels.get("attention_kernel") != "scores"]
 PAIRS = [(model, kernels) for model in (SMALL, GELU) for kernels in KERNELS]
 PAIRS += [(model, kernels) for model in BLOCKS for kernels in FUSED_ATTENTION]
 
 
 @pytest.mark.parametrize(("model", "kernels"), PAIRS, ids=lambda of: getattr(of, "name", str(of)))
 def test_what_is_allocated_and_what_was_saved_is_freed(
-    model: Model, kernels: dict[str, bool]
+    model: Model, kernels: dict[str, object]
 ) -> None:
     """But for statistics, and what a gate of shared experts reads."""
     block = work(model, tokens=1024, seq_len=1024, compiled=False, **kernels)

@@ -80,14 +80,14 @@ def test_errors_after_1_3_and_10_runs_of_a_stack(found: tuple[Point, ...]) -> No
 def test_from_three_runs_on_the_band_is_right_in_each_project(
     rows: list[HeldBack], widths: dict[str, Widths]
 ) -> None:
-    """65 to 95 % inside and a third wide at most; but of one whose three releases are its jobs."""
+    """55 to 95 % inside, 35 % wide at most; but of one whose three releases are its jobs."""
     for project in {row.project for row in rows} - {"jax_toolbox_pax"}:
         some = [row for row in rows if row.project == project]
         for known in (3, 10):
             if len(some) >= 20:
                 point = after(some, known, widths[project])
                 assert 0.55 <= point.coverage_fraction <= 0.95, (project, point)
-                assert point.half_width_fraction <= 0.33, (project, point)
+                assert point.half_width_fraction <= 0.35, (project, point)
 
 
 def test_a_host_that_is_slow_is_learned(rows: list[HeldBack], widths: dict[str, Widths]) -> None:
