@@ -22,7 +22,7 @@ from fsdpplan.search.order import COMPARED, is_data_parallel, seconds
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import SearchResult
 from fsdpplan.search.rules.legality import first_problem
-from fsdpplan.spec.model import Experts
+from fsdpplan.spec.model import Experts, Model
 from tests.cost.problems import SMALL
 from tests.search.questions import WIDE, Question, full_list, question
 
@@ -125,6 +125,22 @@ def test_every_layout_is_legal_fits_keeps_the_pins_and_is_counted(asked: Questio
         assert first_problem(asked.case(entry.layout)) is None
     _counts_add_up(result)
     _first_is_within_reach(result)
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 6])
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_a_pinned_reshard_that_divides_few_layouts_leaves_those_alone(
+    model: Model, gpus: int
+) -> None:
+    """On 2 and 3 GPUs there is none."""
+    asked = question(
+        model, gpus, "dgx-a100-40g-hdr", seq_len=1024, global_batch=12, reshard_after_forward=2
+    )
+    ranked = asked.answer().ranked
+    assert bool(ranked) == (gpus == 6)
+    for layout in (entry.layout for entry in ranked):
+        assert layout.reshard_after_forward == 2
+        assert layout.shard_ranks == 6
 
 
 def _counts_add_up(result: SearchResult) -> None:

@@ -198,7 +198,8 @@ class Works:
         of_stage = (stage.blocks, stage.dense_blocks, stage.mix, *ends)
         key = (*ways, *of_stage, layout.wrap_blocks, layout.offload)
         if key not in self.of_moves:
-            case = self.asked.case(layout)
+            # what is gathered again is no part of it, and its groups may not divide the ranks
+            case = self.asked.case(replace(layout, reshard_after_forward="never"))
             self.of_moves[key] = stage_waits(case, replace(stage, kept_blocks=0))
         return self.of_moves[key]
 
