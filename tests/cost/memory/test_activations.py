@@ -58,7 +58,12 @@ def test_a_gpt_block_of_2020_by_hand() -> None:
     # the norms. Source: arXiv 2205.05198, equation 1.
     model = replace(load_model("gpt2-xl"), positions="learned")
     s, h, heads = 1024, model.hidden, model.heads
-    kernels = {"compiled": False, "fused_kernels": True, "attention_kernel": "scores", "dropout": True}
+    kernels = {
+        "compiled": False,
+        "fused_kernels": True,
+        "attention_kernel": "scores",
+        "dropout": True,
+    }
     fused = block_of(model, tokens=s, kernels=kernels)
     block = block_activations(work=fused, mode="none", weight_gradients="added")
     statistics = s * 4 * 4
