@@ -105,7 +105,7 @@ main() {
   done
   if wants tests; then
     # Warnings are of that machine's packages, which the project does not pin.
-    run tests 300 "$python" -m pytest tests/gpu -m gpu -W default -p no:cacheprovider -rs
+    run tests 300 "$python" -m pytest tests/gpu -m gpu --whole -W default -p no:cacheprovider -rs
   fi
   say "results in $out"
   exit "$worst"

@@ -113,6 +113,7 @@ def trained_losses(plan: PlanConfig, device: torch.device) -> list[float]:
 # The compiler advises rounding of fp32 that would make losses differ.
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
 def test_a_gpu_loses_as_a_cpu(alone: torch.device, sharding: str, compiled: bool) -> None:
     plan = plan_for(alone, sharding=sharding, compile=compiled, num_microbatches=2)
@@ -145,6 +146,7 @@ def test_data_comes_from_page_locked_memory_and_no_step_waits_for_it(
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "op", "full"])
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
 def test_bf16_begins_as_fp32_does_and_learns(
     alone: torch.device, sharding: str, checkpointing: str
@@ -222,6 +224,7 @@ def peak_allocated_bytes(plan: PlanConfig, device: torch.device) -> int | None:
 
 @pytest.mark.parametrize("checkpointing", ["none", "op", "full"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
 def test_the_peak_is_as_predicted(
     alone: torch.device,
@@ -318,6 +321,7 @@ def test_documents_of_the_kernel_are_those_one_by_one(
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_packed_documents_lose_as_a_cpu_does_with_each_alone(
     alone: torch.device, precision: str, compiled: bool
