@@ -23,6 +23,7 @@ from math import inf
 from typing import Literal, get_args
 
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.adapters import Adapters
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.runtime import Runtime, RuntimeName, StackFamily, runtime_named
 from fsdpplan.spec.values import (
@@ -369,6 +370,9 @@ class Training(RemembersHash):
     steps in which they are sent whole."""
     dropout: Dropout | None = None
     """What the reference decoder drops; None: not said, and nothing."""
+    adapters: Adapters | None = None
+    """Low-rank matrices that are trained in place of the model, which is frozen; None: all of the
+    model is trained."""
     tokens: int | None = None
     """Tokens of the whole training, for the time to train; None: not asked."""
     runtime: RuntimeName = "fsdp2"
@@ -431,6 +435,8 @@ class Training(RemembersHash):
             self._require_half_parameters()
         if self.dropout is not None and self.dropout.drops:
             self._require_droppable()
+        if self.adapters is not None:
+            self._require_adaptable()
         if self.runtime == "autocast":
             self._require_autocast()
         runtimes = program_named(self.program).runtimes
@@ -498,6 +504,38 @@ class Training(RemembersHash):
                 f"dropout {self.dropout} is of the reference decoder of runtime fsdp2, and this is "
                 f"program {self.program} of runtime {self.runtime}, whose script says its own: use "
                 "--dropout 0, or leave --program and --runtime out"
+            )
+
+    def _require_adaptable(self) -> None:
+        if self.runtime != "fsdp2" or self.program != "reference":
+            raise SpecError(
+                "adapters are trained by the reference decoder of runtime fsdp2, and this is "
+                f"program {self.program} of runtime {self.runtime}: leave --lora out, or leave "
+                "--program and --runtime out"
+            )
+        if self.precision not in ("bf16", "fp32") or self.precision_switch != "none":
+            raise SpecError(
+                "adapters compute with their frozen base in bf16 or fp32 throughout: use "
+                "--precision bf16, and leave --precision-switch out"
+            )
+        if self.param_dtype != "fp32":
+            raise SpecError(
+                "param_dtype is of parameters that are trained, and with adapters those are in "
+                "--lora-dtype: use --lora-dtype bf16, and leave --param-dtype out"
+            )
+        if self.precision == "fp32" and self.adapters and self.adapters.dtype == "bf16":
+            raise SpecError(
+                "adapters in bf16 are computed with as they are, in bf16, not in fp32: use "
+                "--precision bf16, or --lora-dtype fp32"
+            )
+        if self.optimizer == "muon":
+            raise SpecError(
+                "muon makes the updates of whole matrices orthogonal, and adapters are two thin "
+                "ones each: use --optimizer adamw or adamw_8bit"
+            )
+        if self.gradient_compression != "none":
+            raise SpecError(
+                "gradients of adapters are small as they are: leave --gradient-compression out"
             )
 
     def _require_autocast(self) -> None:
@@ -608,6 +646,8 @@ class Training(RemembersHash):
     def half_states(self) -> bool:
         """Parameters, their reduced gradients and AdamW's moments are all in 16 bits, without fp32
         masters: asked for, or what the runtime does."""
+        if self.adapters is not None:
+            return self.adapters.dtype == "bf16"
         return self.param_dtype == "bf16" or self.traits.half_states
 
     @property

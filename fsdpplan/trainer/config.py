@@ -255,6 +255,19 @@ class DropoutConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersConfig:
+    """The `training.adapters` part of a plan: low-rank matrices beside a frozen model."""
+
+    rank: int
+    alpha: float
+    rslora: bool = False
+    targets: tuple[str, ...] = ()
+    dropout: float = field(default=0.0, metadata={"least": 0})
+    dtype: str = "fp32"
+    base: str = "bf16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
     """What the trainer needs of `training`."""
 
@@ -274,6 +287,8 @@ class TrainingConfig:
     """How DDP sends gradients: `none`, `bf16` or `powersgd:RANK:FIRST`."""
     dropout: DropoutConfig | None = None
     """None: the plan does not say, and nothing is dropped."""
+    adapters: AdaptersConfig | None = None
+    """None: all of the model is trained."""
     tokens: int | None = None
     """Of the whole training; None: not planned."""
     torch: str | None = None

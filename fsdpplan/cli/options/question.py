@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, get_args
 
 from fsdpplan.cli.options import offered, synonyms
 from fsdpplan.cli.options.expand import Flag
-from fsdpplan.cli.options.parse import choice, fraction, line, path, release, size, whole
+from fsdpplan.cli.options.parse import choice, fraction, line, path, positive, release, size, whole
+from fsdpplan.spec.adapters import AdapterDtype, BaseFormat, parsed_targets
 from fsdpplan.spec.runtime import RuntimeName as Runtime
 from fsdpplan.spec.training import (
     Dropout,
@@ -289,6 +290,62 @@ class TrainingOptions:
             metavar="P|attention=P,residual=P,embedding=P",
             parse=parsed_dropout,
             help="Dropout probability, everywhere or by place. Default: that of --config, else 0.",
+        ),
+    ] = None
+    lora: Annotated[
+        int | None,
+        Flag(
+            metavar="RANK",
+            parse=whole(example=16),
+            help="Train low-rank adapters (LoRA) of this rank; all else is frozen.",
+        ),
+    ] = None
+    lora_alpha: Annotated[
+        float | None,
+        Flag(
+            metavar="ALPHA",
+            parse=positive(example="32"),
+            help="With --lora: adapters are scaled by ALPHA / RANK. Default: twice the rank.",
+        ),
+    ] = None
+    lora_rs: Annotated[
+        bool | None,
+        Flag(
+            name="--lora-rs/--no-lora-rs",
+            help="With --lora: scale by ALPHA over the root of RANK (rsLoRA). Default no.",
+        ),
+    ] = None
+    lora_targets: Annotated[
+        tuple[str, ...] | None,
+        Flag(
+            metavar="q,k,v,o,gate,up,down|all|attention|mlp",
+            parse=parsed_targets,
+            help="With --lora: matrices of a block that have adapters. Default all.",
+        ),
+    ] = None
+    lora_dropout: Annotated[
+        float | None,
+        Flag(
+            metavar="P",
+            parse=fraction,
+            help="With --lora: dropout probability of the adapters' inputs. Default 0.",
+        ),
+    ] = None
+    lora_dtype: Annotated[
+        AdapterDtype | None,
+        Flag(
+            metavar="fp32|bf16",
+            parse=choice(AdapterDtype, synonyms.FORMATS),
+            help="With --lora: number format of stored adapters and their moments. Default fp32.",
+        ),
+    ] = None
+    base: Annotated[
+        BaseFormat | None,
+        Flag(
+            metavar="bf16|nf4",
+            parse=choice(BaseFormat, synonyms.BASES),
+            help="With --lora: format of the frozen matrices; nf4 is 4 bits with double "
+            "quantisation (QLoRA). Default bf16.",
         ),
     ] = None
     tokens: Annotated[

@@ -69,6 +69,8 @@ FORMATS = {
     "float8": "fp8",
 }
 
+BASES = {"bfloat16": "bf16", "4bit": "nf4", "qlora": "nf4"}
+
 OPTIMIZERS = {"adam": "adamw", "adamw8bit": "adamw_8bit", "adam8bit": "adamw_8bit"}
 
 OFFLOAD = {"off": "none", "no": "none", "false": "none", "on": "cpu", "true": "cpu", "host": "cpu"}

@@ -25,10 +25,16 @@ from fsdpplan.cli.resolve.evidence import resolve_runs, with_peaks
 from fsdpplan.cli.resolve.inputs import Inputs, Known, resolve_around
 from fsdpplan.cli.resolve.model import published_dropout, resolve_model
 from fsdpplan.cli.resolve.torch import resolve_torch
-from fsdpplan.cli.resolve.training import FP8_POLICIES, OF_THE_QUESTION, with_data
+from fsdpplan.cli.resolve.training import (
+    ADAPTERS,
+    FP8_POLICIES,
+    OF_THE_QUESTION,
+    with_data,
+)
 from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import LoadedCluster, load_cluster, with_inter, with_intra
 from fsdpplan.search.pins import Pins
+from fsdpplan.spec.adapters import Adapters
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.plan import DEFAULT_SOURCE, TORCH_SOURCE, VOCAB_SOURCE, Plan
 from fsdpplan.spec.training import TorchRelease
@@ -173,7 +179,15 @@ def training_options(plan: Plan) -> TrainingOptions:
     }
     if "fp8" not in (plan.training.precision, plan.training.later_precision):
         values = {name: value for name, value in values.items() if name not in FP8_POLICIES}
-    return TrainingOptions(**values)
+    return TrainingOptions(**values, **_adapter_options(plan.training.adapters))
+
+
+def _adapter_options(adapters: Adapters | None) -> dict[str, Any]:
+    """The options of LoRA that make these adapters."""
+    if adapters is None:
+        return {}
+    given = {name: getattr(adapters, field) for name, field in ADAPTERS.items()}
+    return {"lora": adapters.rank, **given}
 
 
 def layout_options(plan: Plan) -> LayoutOptions:

@@ -20,6 +20,7 @@ from fsdpplan.search.pins import (
     fine_tuning_batch,
     program_defaults,
 )
+from fsdpplan.spec.adapters import USUAL_ALPHA, Adapters
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Dropout, Training
@@ -28,7 +29,16 @@ from fsdpplan.units import format_count, format_percent
 POLICIES = ("precision", "reduce_dtype", "optimizer", "runtime")
 QUIET = ("param_dtype", "gradient_compression", "precision_switch")
 """Options that change nothing unless they are asked for, so that no default is said."""
-OF_THE_QUESTION = ("fine_tune", "data")
+ADAPTERS = {
+    "lora_alpha": "alpha",
+    "lora_rs": "rslora",
+    "lora_targets": "targets",
+    "lora_dropout": "dropout",
+    "lora_dtype": "dtype",
+    "base": "base",
+}
+"""Options of adapters beside their rank -> fields."""
+OF_THE_QUESTION = ("fine_tune", "data", "lora", *ADAPTERS)
 """Options that other fields of a training come from."""
 FP8_POLICIES = ("fp8_recipe", "fp8_all_gather")
 """Options whose default is that of `Training`; those of fp8 mean nothing without it."""
@@ -65,6 +75,7 @@ def resolve_training(
     if options.pack is not None:
         values["packed"] = options.pack
     values["mean_document_tokens"] = options.mean_document_tokens
+    values["adapters"] = _adapters(options)
     is_ours = values.get("program", "reference") == "reference"
     takes_published = options.dropout is None and is_ours and options.runtime in (None, "fsdp2")
     values["dropout"] = published if takes_published else options.dropout
@@ -83,6 +94,7 @@ def resolve_training(
             *batch.sources,
             *((f"training.{name}", _source(name, value)) for name, value in named.items()),
             ("training.dropout", of_dropout),
+            ("training.adapters", _source("lora", options.lora)),
         ),
         assumptions=(
             *seq_len.assumptions,
@@ -90,10 +102,42 @@ def resolve_training(
             *_policies_taken(training, options),
             *_documents_taken(training),
             *_dropout_taken(training, options, published),
+            *_adapters_taken(training, options),
             *_room_taken(training, options, cluster),
         ),
         warnings=(*seq_len.warnings, *_rounding(training)),
     )
+
+
+def _adapters(options: TrainingOptions) -> Adapters | None:
+    """What the options of LoRA ask for. Raises SpecError where they are without `--lora`."""
+    given = {name: getattr(options, name) for name in ADAPTERS}
+    if options.lora is None:
+        for name, value in given.items():
+            if value is not None:
+                raise SpecError(
+                    f"{flag(name)} is of adapters, and none are asked for: add --lora 16, or leave "
+                    "it out"
+                )
+        return None
+    fields = {ADAPTERS[name]: value for name, value in given.items() if value is not None}
+    return Adapters(rank=options.lora, **{"alpha": float(USUAL_ALPHA * options.lora), **fields})
+
+
+def _adapters_taken(training: Training, options: TrainingOptions) -> tuple[str, ...]:
+    """What of adapters was not said."""
+    adapters = training.adapters
+    if adapters is None:
+        return ()
+    words = {
+        "lora_alpha": f"alpha {adapters.alpha:g}",
+        "lora_targets": "adapters of all matrices of a block",
+        "lora_dtype": f"adapters in {adapters.dtype}",
+        "base": f"frozen base in {adapters.base}",
+    }
+    taken = [name for name in words if getattr(options, name) is None]
+    flags = ", ".join(map(flag, taken))
+    return (f"{', '.join(words[name] for name in taken)} ({flags})",) if taken else ()
 
 
 def _rounding(training: Training) -> tuple[str, ...]:

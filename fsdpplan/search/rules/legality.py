@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.search.pins import Pins
+from fsdpplan.search.rules.adapters import adapter_problems
 from fsdpplan.search.rules.program import program_problems, program_question_problems
 from fsdpplan.search.rules.rule import (
     Problem,
@@ -214,6 +215,7 @@ def _switch(cluster: Cluster, training: Training) -> Iterator[Problem]:
 
 
 def _question(model: Model, cluster: Cluster, training: Training) -> Iterator[Problem]:
+    yield from adapter_problems(training)
     device = cluster.device
     if training.precision == "fp8" and device.peak_fp8_flops_per_second is None:
         yield Problem(

@@ -103,6 +103,12 @@ WORDS = {
         why="it is a setting of the model that the script makes",
         instead="--dropout 0",
     ),
+    "adapters": Word(
+        says="none",
+        values=(None,),
+        why="adapters are PEFT's, in a script of one's own",
+        instead="no --lora",
+    ),
     "tokens": Word(says="for the script: steps"),
     "runtime": Word(
         says="`fsdp2`, with ddp also `autocast`",

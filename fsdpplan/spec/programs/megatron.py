@@ -103,6 +103,12 @@ WORDS = {
         why="it is priced without",
         instead="--dropout 0",
     ),
+    "adapters": Word(
+        says="none",
+        values=(None,),
+        why="Megatron-LM has no adapters; Megatron-Bridge has",
+        instead="no --lora",
+    ),
     "tokens": Word(says="`--train-iters`, unless `--steps` is given"),
     "runtime": Word(
         says="`megatron` (with overlaps), `megatron_lm` (its defaults), `fsdp2` (with a warning)",

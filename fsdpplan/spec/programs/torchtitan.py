@@ -115,6 +115,12 @@ WORDS = {
         why="its decoders drop nothing",
         instead="--dropout 0",
     ),
+    "adapters": Word(
+        says="none",
+        values=(None,),
+        why="its LoRA converter has no 4-bit base and is not spoken to here",
+        instead="no --lora",
+    ),
     "tokens": Word(says="`steps`, unless `--steps` is given"),
     "runtime": Word(says="`fsdp2`", values=("fsdp2",), why="torchtitan is FSDP2"),
     "fp8_recipe": Word(says="`recipe_name`: rowwise; idle without fp8"),

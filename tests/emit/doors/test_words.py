@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.emit.targets import Target, render
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.adapters import Adapters
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.programs import accelerate, megatron, torchtitan
@@ -57,6 +58,7 @@ VALUES: dict[str, list[Any]] = {
     "offload": ["none", "cpu"],
     "compile": [False, True],
     "loss_chunks": [1, 2],
+    "adapters": [None, Adapters(rank=8, alpha=16.0)],
     "seq_len": [64, 128],
     "precision": ["bf16", "fp16", "fp32", "fp8"],
     "reduce_dtype": ["fp32", "bf16"],
