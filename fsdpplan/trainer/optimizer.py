@@ -189,12 +189,14 @@ class ShardOptimizer(torch.optim.Optimizer):
 def make_optimizer(
     model: nn.Module, recipe: Recipe, copies: Mapping[str, str] | None = None
 ) -> torch.optim.Optimizer:
-    """The recipe's optimizer over all parameters of `model`; only matrices decay, unless a group
-    says otherwise. Those of `copies` go by the name of what they are copies of."""
+    """The recipe's optimizer over all parameters of `model` that are trained; only matrices decay,
+    unless a group says otherwise. Those of `copies` go by the name of what they are copies of."""
     names = copies or {}
     by_muon = set(map(id, block_matrices(model))) if recipe.optimizer == "muon" else set()
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for own_name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         name = names.get(own_name, own_name)
         settings = _settings(name, parameter, recipe, by_muon=id(parameter) in by_muon)
         group = groups.setdefault(tuple(sorted(settings.items())), {"params": [], **settings})

@@ -15,7 +15,7 @@ from .errors import TrainerError
 from .groups import ParameterGroup, parse_group, require_all_used
 from .huggingface.load import read_coefficient
 from .model.balance import default_bias_rate, has_softmax_router
-from .model.decoder import parameter_names
+from .model.decoder import trained_names
 from .optimizer import Recipe, Updates
 from .schedule import contradiction
 from .shared import trainer_options
@@ -139,7 +139,8 @@ class Options(Updates):
         nothing with this plan."""
         self._require_meaning(plan)
         if self.param_group:
-            require_all_used(self.param_group, parameter_names(plan.model))
+            names = trained_names(plan.model, plan.training.adapters)
+            require_all_used(self.param_group, names)
         bias_rate = self.expert_bias_rate
         if bias_rate is None:
             bias_rate = default_bias_rate(plan.model)

@@ -55,8 +55,11 @@ def precision_of_step(training: TrainingConfig, step: int, steps: int) -> str:
 
 def keep_parameters(model: nn.Module, training: TrainingConfig) -> None:
     """Let the parameters of `model` be in the dtype that the plan keeps them in; buffers, which are
-    counts and tables of positions, stay as they are."""
+    counts and tables of positions, stay as they are. What is frozen beside adapters is kept in what
+    it is computed in."""
     dtype = TORCH_DTYPES[training.param_dtype]
+    if training.adapters is not None:
+        dtype = compute_dtype(training)
     for parameter in model.parameters():
         if parameter.dtype is torch.float32 and dtype is not torch.float32:
             set_dtype(parameter, dtype)
@@ -79,6 +82,8 @@ def apply_autocast(model: nn.Module, plan: PlanConfig, device: torch.device) -> 
     recomputes, nothing else does, and each copy goes with its product.
     """
     dtype = compute_dtype(plan.training)
+    if plan.training.adapters is not None:  # the base is in it already
+        return
     if dtype is not torch.float32 and plan.training.param_dtype == "fp32":
         keeps = plan.layout.activation_checkpointing in ("none", "attention")
         autocast = torch.autocast(device.type, dtype=dtype, cache_enabled=keeps)

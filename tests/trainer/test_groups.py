@@ -14,14 +14,14 @@ from fsdpplan.errors import SpecError
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainerError
 from fsdpplan.trainer.groups import ParameterGroup, group_of, parse_group, require_all_used
-from fsdpplan.trainer.model.decoder import Decoder, parameter_names
+from fsdpplan.trainer.model.decoder import Decoder, trained_names
 from fsdpplan.trainer.optimizer import Recipe, make_optimizer, set_learning_rate
 from fsdpplan.trainer.options import parse_options
 from tests.trainer import plans
 
 RECIPE = Recipe(steps=3, learning_rate=1e-2, warmup_steps=0, weight_decay=0.1, clip_norm=1.0)
 CONFIG = parse_plan(plans.plan_text()).model
-NAMES = parameter_names(CONFIG)
+NAMES = trained_names(CONFIG)
 
 
 def settings(recipe: Recipe) -> dict[str, tuple[float, float]]:

@@ -15,9 +15,17 @@ from torch import Tensor, nn
 from ..checkpoint.whole_file import read_small
 from ..config import PlanConfig
 from ..errors import TrainerError
-from ..model.weights import VOCABULARIES, named_parameters
+from ..model.weights import (
+    VOCABULARIES,
+    fill_quantised,
+    is_adapter,
+    is_quantised,
+    named_parameters,
+    quantised_layers,
+)
 from ..parallel.shards import local
 from ..parallel.tied_tables import HEAD, TABLE
+from ..precision import compute_dtype
 from ..user.safetensors_load import Files, Stored, own_box, read_headers
 from .names import Published, published_tensors
 from .same import require_same_model
@@ -81,24 +89,37 @@ def require_loadable(plan: PlanConfig, folder: Path) -> str:
 
 @torch.no_grad()
 def load_published(model: nn.Module, plan: PlanConfig, folder: Path) -> None:
-    """Fill this rank's part of the reference decoder. Raises TrainerError, before anything is
-    written, where names or shapes differ."""
+    """Fill this rank's part of the reference decoder, but for adapters, which are not published.
+    Raises TrainerError, before anything is written, where names or shapes differ.
+
+    What is kept in NF4 is quantised a matrix at a time.
+    """
     family = require_loadable(plan, folder)
     headers = read_headers(folder)
     sources = _sources(family, plan, headers, folder)
-    wanted = list(_wanted(model, plan))
-    for name, tensor in wanted:
-        _require_shapes(name, tensor, sources.get(name, ()), plan, folder)
+    wanted, quantised = list(_wanted(model, plan)), dict(quantised_layers(model))
+    shapes = {name: tensor.shape for name, tensor in wanted}
+    shapes |= {name: layer.whole_shape for name, layer in quantised.items()}
+    for name, shape in shapes.items():
+        _require_shapes(name, tuple(shape), sources.get(name, ()), plan, folder)
     for buffer in model.buffers():
         buffer.zero_()
+    dtype = compute_dtype(plan.training)
     with Files() as files:
         for name, tensor in wanted:
             _fill(tensor, sources[name], files)
+        for name, layer in quantised.items():
+            (source,) = sources[name]
+            whole = _part(source, files).to(device=local(layer.codes).device, dtype=dtype)
+            fill_quantised(layer, whole)
 
 
 def _wanted(model: nn.Module, plan: PlanConfig) -> Iterator[tuple[str, Tensor]]:
-    """(name in the whole model, tensor); a head that is a copy of the embedding under its name."""
+    """(name in the whole model, tensor) of what is published and kept as it is; a head that is a
+    copy of the embedding under its name."""
     for name, parameter in named_parameters(model):
+        if is_adapter(name) or is_quantised(name):
+            continue
         yield TABLE if name == HEAD and plan.model.tied_embeddings else name, parameter
     router = plan.model.experts.router if plan.model.experts else None
     for name, buffer in model.named_buffers():
@@ -147,11 +168,14 @@ def _is_left_out(name: str, plan: PlanConfig) -> bool:
 
 
 def _require_shapes(
-    name: str, tensor: Tensor, sources: list[Source] | tuple[()], plan: PlanConfig, folder: Path
+    name: str,
+    wanted: tuple[int, ...],
+    sources: list[Source] | tuple[()],
+    plan: PlanConfig,
+    folder: Path,
 ) -> None:
     if not sources:
         raise TrainerError(f"{folder} has no weight for {name}: plan again with its config")
-    wanted = tuple(tensor.shape)
     if name in VOCABULARIES:  # what is padded has no rows there
         wanted = (plan.model.vocab, *wanted[1:])
     for source in sources:

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from ..config import DropoutConfig
+from ..config import AdaptersConfig, DropoutConfig
 from ..config import ModelConfig as ModelConfig
+from .adapters import adapt
 from .attention import Attention, make_masks, takes_windows
 from .documents import Documents, documents_of
 from .dropout import NOTHING, dropout_of
@@ -187,7 +188,11 @@ class Decoder(nn.Module):
         return h if self.embedding_dropout is None else self.embedding_dropout(h)
 
 
-def parameter_names(config: ModelConfig) -> list[str]:
-    """Names of the whole model's parameters, as checkpoints have them; a tied one comes once."""
+def trained_names(config: ModelConfig, adapters: AdaptersConfig | None = None) -> list[str]:
+    """Names of the whole model's parameters that are trained, as checkpoints have them; a tied one
+    comes once."""
     with torch.device("meta"):
-        return [name for name, _ in Decoder(config).named_parameters()]
+        decoder = Decoder(config)
+        if adapters is not None:
+            adapt(decoder, decoder.layers.values(), config, adapters)
+        return [name for name, each in decoder.named_parameters() if each.requires_grad]

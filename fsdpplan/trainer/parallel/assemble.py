@@ -11,11 +11,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..config import PlanConfig
+from ..model.adapters import adapt
 from ..model.decoder import Decoder
 from ..model.loss import defer_head
 from ..model.positions import at_length
 from ..model.weights import initialise, materialise
-from ..precision import apply_autocast, keep_parameters
+from ..precision import apply_autocast, compute_dtype, keep_parameters
 from ..scaler import LossScaler
 from .context_parallel import apply_context_parallel
 from .data_parallel import Ends, apply_ddp
@@ -128,6 +129,13 @@ def _split_experts(part: Part) -> None:
         apply_expert_parallel(part.model, meshes)
 
 
+def _put_adapters(part: Part) -> None:
+    training = part.plan.training
+    if training.adapters is not None:
+        with torch.device("meta"):
+            adapt(part.model, part.blocks, part.plan.model, training.adapters)
+
+
 def _share_sequences(part: Part) -> None:
     if part.meshes.cp is not None:
         apply_context_parallel(part.model, part.plan, part.meshes.cp)
@@ -153,6 +161,7 @@ def _replicas(part: Part) -> nn.Module:
 REFERENCE_STEPS = Steps(
     tensors=_split_tensors,
     experts=_split_experts,
+    adapters=_put_adapters,
     sequences=_share_sequences,
     head=_end_head,
     replicas=_replicas,
@@ -178,7 +187,8 @@ def finish(
         fill(model)
     else:
         layers, vocab, copies = plan.model.layers, plan.model.vocab, copied_parameters(plan)
-        initialise(model, seed=seed, layers=layers, copies=copies, vocab=vocab)
+        dtype = compute_dtype(plan.training)
+        initialise(model, seed=seed, layers=layers, copies=copies, vocab=vocab, dtype=dtype)
     parts = tuple(REFERENCE_STEPS.replicas(_part(part, plan, meshes, device)) for part in parts)
     pipeline = None if meshes.pp is None else Pipeline(parts, plan, meshes, device)
     scaler = LossScaler(device) if plan.training.precision == "fp16" else None

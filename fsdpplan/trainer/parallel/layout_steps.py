@@ -75,6 +75,8 @@ class Steps:
     """Matrices over tp, the sequence between them."""
     experts: Step = skip
     """Routed experts over ep and tp, of mixtures that the step before has left out."""
+    adapters: Step = skip
+    """All frozen but low-rank matrices beside layers, which are split as these are by now."""
     sequences: Step
     """Attention over the ranks of cp, of the heads that tp has left on this one."""
     recomputation: Step = recompute

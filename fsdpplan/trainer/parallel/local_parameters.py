@@ -26,7 +26,8 @@ class LocalParameters(nn.Module):
         self.called = (model,)  # in a tuple: its parameters are not to be found
         self.names = [name for name, _ in model.named_parameters()]
         self.locals = nn.ParameterList(
-            nn.Parameter(local_of(parameter)) for parameter in model.parameters()
+            nn.Parameter(local_of(parameter), requires_grad=parameter.requires_grad)
+            for parameter in model.parameters()
         )
 
     def forward(self, *args: Any, **given: Any) -> Any:

@@ -73,7 +73,9 @@ class Pipeline:
         self._loss_of = loss_function(plan, device, last[0] if last else None)
         self._has_first = any(share.is_first for share in shares)
         self._has_last = any(share.is_last for share in shares)
-        self._tables = TiedTables.of(stages, shares, plan, meshes.pp)
+        self._tables = None
+        if plan.training.adapters is None:  # beside which tables are frozen
+            self._tables = TiedTables.of(stages, shares, plan, meshes.pp)
         self._sums = PipelineSums.of(stages, plan.layout)
         self._replicas = None
         if plan.layout.sharding == "ddp" and meshes.axis("dp_replicate") is not None:

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 
 from ..config import (
+    AdaptersConfig,
     DropoutConfig,
     LayoutConfig,
     ModelConfig,
@@ -23,6 +24,7 @@ from ..config import (
     TrainingConfig,
 )
 from ..errors import TrainerError
+from ..model.adapters import target_widths
 from ..precision import SWITCHED, parsed_switch
 from ..torch_versions import lacking
 from .pipeline_stages import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, rank_shares
@@ -182,6 +184,7 @@ def require_runnable(plan: PlanConfig) -> None:
         *pipeline_problems(plan),
         *_policy_problems(plan.layout),
         *_recomputation_problems(plan.layout),
+        *_adapter_problems(plan),
     )
     if plan.cluster.device.kind not in ("cuda", "cpu"):
         problems = (*problems, f"device kind {plan.cluster.device.kind} (cuda and cpu work)")
@@ -400,3 +403,44 @@ def _recomputation_problems(layout: LayoutConfig) -> list[str]:
     if mode == "none":
         problems.append(f"checkpoint_blocks {number} without activation_checkpointing (all works)")
     return problems
+
+
+def _adapter_problems(plan: PlanConfig) -> Iterator[str]:
+    """What of adapters and their base cannot be trained."""
+    adapters, model, layout = plan.training.adapters, plan.model, plan.layout
+    if adapters is None:
+        return
+    yield from _one_of("adapters.dtype", adapters.dtype, "fp32", "bf16")
+    yield from _one_of("adapters.base", adapters.base, "bf16", "nf4")
+    yield from _one_of("precision with adapters", plan.training.precision, "bf16", "fp32")
+    yield from _one_of("precision_switch with adapters", plan.training.precision_switch, "none")
+    yield from _one_of("param_dtype with adapters", plan.training.param_dtype, "fp32")
+    if plan.training.optimizer == "muon":
+        yield "adapters with optimizer muon (adamw and adamw_8bit work)"
+    if plan.training.gradient_compression != "none":
+        kind = plan.training.gradient_compression
+        yield f"adapters with gradient_compression {kind} (none works)"
+    if adapters.dropout >= 1:
+        yield f"adapters.dropout {adapters.dropout} (below 1 works)"
+    if model.experts is not None:
+        yield "adapters beside routed experts (dense models work)"
+    if model.latent is not None:
+        yield "adapters in latent attention (matrices of queries, keys and values work)"
+    if adapters.base == "nf4" and layout.tp > 1:
+        yield f"a base in nf4 with tp {layout.tp} (a block of 64 weights is whole; 1 works)"
+    if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD_SCHEDULES:
+        yield f"adapters with schedule {layout.schedule}, which splits backward (1f1b works)"
+    if model.experts is None and model.latent is None:
+        yield from _target_problems(adapters, model)
+
+
+def _target_problems(adapters: AdaptersConfig, model: ModelConfig) -> Iterator[str]:
+    widths = target_widths(model)
+    found = [target for target in adapters.targets if target in widths]
+    if not found:
+        wanted = ", ".join(adapters.targets) or "none"
+        yield f"adapters.targets {wanted}, of which the model has none ({', '.join(widths)} work)"
+    for target in found:
+        if adapters.rank > (most := min(widths[target])):
+            yield f"adapters of rank {adapters.rank} beside {target}, whose least width is {most}"
+            return
