@@ -112,6 +112,11 @@ def what_to_publish(plan: PlanConfig, options: Options, recipe: Recipe) -> Expor
     not."""
     if options.export_hf is None:
         return None
+    if plan.training.adapters is not None:
+        raise TrainerError(
+            "--export-hf writes a whole model, and this plan trains adapters beside one: leave it "
+            "out"
+        )
     what = exported(
         plan.model,
         plan.training.precision,

@@ -269,7 +269,6 @@ def _training_problems(training: TrainingConfig, layout: LayoutConfig) -> list[s
         *(_half_parameter_problems(training) if training.param_dtype == "bf16" else []),
         *_one_of("optimizer", training.optimizer, "adamw", "adamw_8bit", "muon"),
         *_one_of("runtime", training.runtime, "fsdp2"),
-        *(["adapters (all of the model is trained)"] if training.adapters else []),
         *(_fp8_problems(training, layout) if training.precision == "fp8" else []),
         *_optimizer_problems(training, layout),
         *(
