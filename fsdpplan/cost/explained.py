@@ -506,7 +506,7 @@ def _rest(case: Case, seconds: float) -> Explained:
         name="copies and the rest",
         value=seconds,
         words="FSDP's copies, and what no other term has, as bytes of the memory's time",
-        source="cost/overlap/passes.py copy_seconds; docs/explanation/overlap.md",
+        source="cost/traffic/fsdp.py copy_seconds; docs/explanation/overlap.md",
     )
 
 

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 from fsdpplan.cost.model.shards import Stage, gradient_syncs
 from fsdpplan.cost.network.placement import pp_group
-from fsdpplan.cost.overlap.passes import Moves, fsdp_moves, host_additions
+from fsdpplan.cost.overlap.passes import host_additions
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.play.pipeline import played_pipeline
 from fsdpplan.cost.schedule.order import layout_order
 from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks
 from fsdpplan.cost.step.pipeline import WAITING_SCHEDULES, Pair, PipelineStep, fsdp_gathering
 from fsdpplan.cost.traffic.calls import group_seconds
+from fsdpplan.cost.traffic.fsdp import Units, fsdp_units
 from fsdpplan.cost.traffic.rank import message_bytes
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, Layout
@@ -47,9 +48,9 @@ def rounds(layout: Layout) -> Rounds:
 
 
 def least_fsdp_seconds(
-    moves: Moves,
+    moves: Units,
     *,
-    ends: Moves,
+    ends: Units,
     cluster: Cluster,
     often: Rounds,
     late: float,
@@ -93,7 +94,7 @@ def least_fsdp_seconds(
     return late * busy + exposed + number * waiting
 
 
-def queued_seconds(moves: Moves, often: Rounds) -> float:
+def queued_seconds(moves: Units, often: Rounds) -> float:
     """What queues on one communicator, or what comes from the host: a step takes no less.
 
     T >= max(m * (gathers + regathers) + syncs * reduce-scatters, m * uploads)
@@ -103,7 +104,7 @@ def queued_seconds(moves: Moves, often: Rounds) -> float:
     return max(queue, often.gathers * moves.uploaded)
 
 
-def moved_seconds(moves: Moves, often: Rounds) -> dict[str, float]:
+def moved_seconds(moves: Units, often: Rounds) -> dict[str, float]:
     """What FSDP sends in a step without a pipeline over each level of the network."""
     passing: dict[str, float] = {}
     for level, of in moves.links:
@@ -196,7 +197,7 @@ def stage_waits(case: Case, stage: Stage) -> Pair:
     be hidden."""
     if case.layout.sharding != "fsdp":
         return 0.0, 0.0
-    moves = fsdp_moves(case, stage)
+    moves = fsdp_units(case, stage)
     total = moves.total
     return total.gather + total.copy_out, max(total.reduce_scatter, total.all_reduce)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.cost.least import queued_seconds, rounds
-from fsdpplan.cost.overlap.passes import fsdp_moves
 from fsdpplan.cost.schedule.stages import pipeline_ranks
+from fsdpplan.cost.traffic.fsdp import fsdp_units
 from fsdpplan.spec.model import Experts
 from tests.cost.problems import SMALL, Case, case, cases
 
@@ -24,7 +24,7 @@ def bound(asked: Case) -> float:
     if layout.sharding != "fsdp" or layout.pp > 1:
         return 0.0
     (stage,) = pipeline_ranks(model=asked.model, layout=layout)
-    return queued_seconds(fsdp_moves(asked, stage), rounds(layout))
+    return queued_seconds(fsdp_units(asked, stage), rounds(layout))
 
 
 @given(cases())

@@ -21,8 +21,8 @@ from fsdpplan.cost.kernels.head import head_seconds
 from fsdpplan.cost.kernels.products import forward_matmul_seconds
 from fsdpplan.cost.kernels.rates import aligned_fraction
 from fsdpplan.cost.model.shards import whole_model
-from fsdpplan.cost.overlap.passes import fsdp_moves
 from fsdpplan.cost.overlap.timing import layout_optimizer_seconds
+from fsdpplan.cost.traffic.fsdp import fsdp_units
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.files.learning import load_widths
@@ -142,7 +142,7 @@ def classes(step: dict[str, Any]) -> Classes:
     forward, backward = device_parts(work, device)
     again = forward.matmuls * (2 / 3) if run.activation_checkpointing == "full" else 0.0
     again_attention = forward.attention if run.activation_checkpointing == "full" else 0.0
-    moves = fsdp_moves(case, whole_model(model)).total
+    moves = fsdp_units(case, whole_model(model)).total
     head = forward_matmul_seconds(
         ((work.tokens, model.vocab, model.hidden),), dtype="bf16", device=device
     ) / aligned_fraction(model.vocab, element_bytes=2, device=device)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fsdpplan.cost.network.collectives import wire_bytes
-from fsdpplan.cost.traffic.calls import Calls, call_seconds, group_level
+from fsdpplan.cost.traffic.calls import (
+    Calls,
+    call_seconds,
+    full_rate_bytes_per_second,
+    group_level,
+)
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.plan import TIME_WORDS, CollectiveCost, TimeBreakdown
-
-DISTURBING_FRACTION = 1 / 8
-"""Wire rate of a collective, as a share of memory bandwidth, at which it disturbs kernels fully.
-
-What a collective takes from kernels beside it are multiprocessors and memory traffic, both in
-proportion to the bytes a second that it moves. NVLink's rate is about an eighth of memory
-bandwidth from V100 (150 of 900 GB/s) to B200 (900 of 8000); a network's is far less.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +141,6 @@ def own_waiting(exposed: ExposedSeconds, totals: dict[str, float]) -> dict[str, 
         waiting[name] += taken
         behind -= taken
     return waiting
-
-
-def full_rate_bytes_per_second(device: Device) -> float:
-    """Wire rate at which a collective disturbs kernels fully."""
-    return DISTURBING_FRACTION * device.memory_bandwidth_bytes_per_second
 
 
 def slowdown_seconds(communication: tuple[CollectiveCost, ...], device: Device) -> float:

@@ -32,11 +32,9 @@ from fsdpplan.cost.overlap.exposed import (
     ExposedSeconds,
 )
 from fsdpplan.cost.overlap.passes import (
-    Moves,
     Passes,
     early_micro_batch,
     fsdp_micro_batch,
-    fsdp_moves,
     plain_seconds,
     replica_batch,
     scatter_share,
@@ -63,7 +61,7 @@ from fsdpplan.cost.step.pipeline import (
 )
 from fsdpplan.cost.step.replica import ReplicaBatch
 from fsdpplan.cost.traffic.calls import Calls, call_seconds, group_seconds
-from fsdpplan.cost.traffic.data_parallel import reduced_rounds
+from fsdpplan.cost.traffic.fsdp import Units, fsdp_units, reduced_rounds
 from fsdpplan.cost.traffic.rank import (
     message_bytes,
     table_seconds,
@@ -322,7 +320,7 @@ def _with_fsdp(case: Case, stages: StageKinds, plain: PipelineStep) -> _Around:
     runs FSDP's post-backward when the last backward pass is over.
     """
     layout = case.layout
-    moves = [fsdp_moves(case, stage) for stage in stages.kinds]
+    moves = [fsdp_units(case, stage) for stage in stages.kinds]
     scatters = sum(stages.each([each.total.reduce_scatter for each in moves]))
     reduces = sum(stages.each([each.total.all_reduce for each in moves]))
     step = replace(
@@ -345,21 +343,21 @@ def _with_fsdp(case: Case, stages: StageKinds, plain: PipelineStep) -> _Around:
     )
 
 
-def _gather_seconds(moves: Moves) -> float:
+def _gather_seconds(moves: Units) -> float:
     """Of a stage: shards that come from the host do so beside the gather of another unit."""
     total = moves.total
     return max(total.gather, total.upload) + total.copy_out
 
 
-def _reduce_seconds(moves: Moves) -> float:
+def _reduce_seconds(moves: Units) -> float:
     """All reduce-scatters of a stage, with copies to the host behind them, and its all-reduces
     behind or beside them."""
     total = moves.total
     scatters, reduces = total.reduce_scatter + total.download, total.all_reduce
     if moves.links_shared:
         return scatters + reduces
-    units = (moves.tables, *(unit for _, unit in moves.runs), moves.head, moves.root)
-    first = next((unit for unit in units if unit != NO_SECONDS), NO_SECONDS)
+    every = (moves.tables, *(unit for _, unit in moves.blocks), moves.head, moves.root)
+    first = next((unit.seconds for unit in every if unit.is_there), NO_SECONDS)
     return max(scatters + min(reduces, first.all_reduce), first.reduce_scatter + reduces)
 
 

@@ -11,11 +11,7 @@ from itertools import chain
 from typing import Literal
 
 from fsdpplan.cost.model.shards import (
-    NOTHING,
     Stage,
-    UnitSize,
-    block_units,
-    end_units,
     gradient_syncs,
     unit_cases,
 )
@@ -47,16 +43,10 @@ from fsdpplan.cost.timeline.pieces import (
     own_blocks,
 )
 from fsdpplan.cost.traffic.calls import Calls
-from fsdpplan.cost.traffic.data_parallel import (
-    UnitCalls,
-    block_unit_calls,
-    buckets,
-    end_unit_calls,
-    is_reduced,
-    parameter_calls,
-    reductions,
-)
+from fsdpplan.cost.traffic.fsdp import Unit as MovedUnit
+from fsdpplan.cost.traffic.fsdp import UnitCalls, fsdp_units
 from fsdpplan.cost.traffic.rank import tp_gradient_calls, tp_pass_calls
+from fsdpplan.cost.traffic.replica import parameter_calls, replica_buckets
 from fsdpplan.spec.plan import Case
 
 
@@ -82,9 +72,8 @@ def _named(label: str, unit: str) -> str:
     return f"{label} ({unit})" if unit else label
 
 
-def _moved_unit(case: Case, name: str, *parts: UnitCalls) -> Unit:
-    """A unit that computes nothing yet; experts of each of its blocks are sent by themselves."""
-    calls = UnitCalls(*(tuple(chain(*of)) for of in zip(*parts, strict=True)))
+def _moved_unit(case: Case, name: str, calls: UnitCalls) -> Unit:
+    """A unit that computes nothing yet."""
 
     def sent(of: tuple[Calls, ...], label: str) -> tuple[Sent, ...]:
         return tuple(
@@ -107,33 +96,32 @@ def _moved_unit(case: Case, name: str, *parts: UnitCalls) -> Unit:
 def stage_units(case: Case, stage: Stage, *, detail: Detail, first_block: int = 0) -> list[Unit]:
     """The units of one virtual stage in the order of forward: that of the embedding before those of
     blocks, that of the head behind them, and the root last of all."""
-    ends = end_units(case, stage)
+    moved = fsdp_units(case, stage)
     done, units = 0, []
-    for unit in block_units(case, stage):
+    for unit, parts in moved.blocks:
         own = [block_pieces(each) for each, blocks in unit_cases(case, unit) for _ in range(blocks)]
         if detail != "kernels":
             own = [each.merged() for each in own]
-        calls = block_unit_calls(case, unit)
         for _ in range(unit.number):
             numbers = range(first_block + done, first_block + done + unit.blocks)
             name = ", ".join(f"layers.{number}" for number in numbers)
-            made = _moved_unit(case, name, *calls)
+            made = _moved_unit(case, name, parts.calls)
             blocks = zip(numbers, own, strict=True)
             units.append(replace(made, blocks=tuple(blocks)))
             done += unit.blocks
 
-    def end(name: str, size: UnitSize, of: Stage | None) -> Unit:
-        made = _moved_unit(case, name, end_unit_calls(case, size))
-        return made if of is None else replace(made, ends=end_pieces(case, of))
+    def end(name: str, of: MovedUnit, computed: Stage | None) -> Unit:
+        made = _moved_unit(case, name, of.calls)
+        return made if computed is None else replace(made, ends=end_pieces(case, computed))
 
-    if ends.tables == NOTHING and ends.head == NOTHING:
-        return [*units, end("", ends.root, stage)]
+    if not (moved.tables.is_there or moved.head.is_there):
+        return [*units, end("", moved.root, stage)]
     tables, head = replace(stage, has_head=False), replace(stage, has_embedding=False)
-    if ends.tables != NOTHING:
-        units.insert(0, end("tok_embeddings", ends.tables, tables))
-    if ends.head != NOTHING:
-        units.append(end("norm, output", ends.head, head))
-    return [*units, end("", ends.root, None)]
+    if moved.tables.is_there:
+        units.insert(0, end("tok_embeddings", moved.tables, tables))
+    if moved.head.is_there:
+        units.append(end("norm, output", moved.head, head))
+    return [*units, end("", moved.root, None)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,30 +429,21 @@ def stage_passes(case: Case, stage: Stage, *, detail: Detail, first_block: int =
 
 def bucket_sent(case: Case, stage: Stage) -> Iterator[tuple[Sent, ...]]:
     """What reduces each bucket, in the order in which backward fills them."""
-    training, layout = case.training, case.layout
-    for number, bucket in enumerate(buckets(case, stage) if is_reduced(layout) else ()):
+    for number, bucket in enumerate(replica_buckets(case, stage)):
         yield tuple(
             sent_calls(
-                Calls(
-                    collective=collective,
-                    group=group,
-                    dtype=training.reduce_dtype,
-                    count=1,
-                    call_bytes=size,
-                ),
+                call,
                 case.cluster,
-                stream=collective,
-                name=f"{collective} (bucket {number})",
+                stream=call.collective,
+                name=f"{call.collective} (bucket {number})",
             )
-            for collective, group, size in reductions(bucket, training=training, layout=layout)
-            if group.ranks > 1
+            for call in bucket.reduces
+            if call.group.ranks > 1
         )
 
 
 def parameter_sent(case: Case, stage: Stage) -> list[Sent]:
     """ZeRO's gathers of updated parameters, in the order in which forward needs them."""
-    if not is_reduced(case.layout) or case.layout.sharding == "ddp":
-        return []
     return [
         sent_calls(
             calls,
@@ -472,7 +451,7 @@ def parameter_sent(case: Case, stage: Stage) -> list[Sent]:
             stream="all_gather",
             name=f"{calls.collective} of updated parameters",
         )
-        for calls in parameter_calls(case, stage, buckets(case, stage))
-        for calls in (replace(calls, count=1),) * calls.count
+        for calls in parameter_calls(case, stage)
+        for _ in range(calls.count)
         if calls.group.ranks > 1
     ]

@@ -39,7 +39,7 @@ from fsdpplan.cost.timeline.events import Detail
 from fsdpplan.cost.timeline.lanes import Lanes, Mark, Sent, relabel, sent_calls
 from fsdpplan.cost.timeline.pieces import Direction, Passes, Piece, merged
 from fsdpplan.cost.traffic.calls import Calls
-from fsdpplan.cost.traffic.data_parallel import reduced_rounds
+from fsdpplan.cost.traffic.fsdp import reduced_rounds
 from fsdpplan.cost.traffic.rank import message_bytes, table_calls, table_seconds
 from fsdpplan.spec.plan import Case
 

@@ -33,8 +33,8 @@ from fsdpplan.cost.timeline.lanes import (
 )
 from fsdpplan.cost.timeline.memory import memory_points
 from fsdpplan.cost.timeline.pipeline import pipeline_lanes
-from fsdpplan.cost.traffic.data_parallel import norm_calls, scale_calls
-from fsdpplan.cost.traffic.rank import optimizer_calls
+from fsdpplan.cost.traffic.fsdp import scale_calls
+from fsdpplan.cost.traffic.rank import norm_calls, optimizer_calls
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Case
 

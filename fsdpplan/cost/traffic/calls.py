@@ -32,7 +32,7 @@ from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.model.params import Place
 from fsdpplan.cost.network.collectives import collective_seconds
 from fsdpplan.cost.network.placement import Group, Placement, cp_group, group_placement
-from fsdpplan.spec.cluster import Cluster
+from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, Model
 from fsdpplan.spec.plan import Case, Collective
@@ -106,6 +106,20 @@ def call_seconds(call: Calls, cluster: Cluster) -> float:
     """Seconds of all calls, one after another."""
     once = group_seconds(cluster, call.group, call.collective, call.call_bytes, call.leaving_share)
     return call.count * once
+
+
+DISTURBING_FRACTION = 1 / 8
+"""Wire rate of a collective, as a share of memory bandwidth, at which it disturbs kernels fully.
+
+What a collective takes from kernels beside it are multiprocessors and memory traffic, both in
+proportion to the bytes a second that it moves. NVLink's rate is about an eighth of memory
+bandwidth from V100 (150 of 900 GB/s) to B200 (900 of 8000); a network's is far less.
+"""
+
+
+def full_rate_bytes_per_second(device: Device) -> float:
+    """Wire rate at which a collective disturbs kernels fully."""
+    return DISTURBING_FRACTION * device.memory_bandwidth_bytes_per_second
 
 
 def activation_bytes(case: Case) -> int:

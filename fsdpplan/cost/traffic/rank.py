@@ -28,11 +28,19 @@ from fsdpplan.cost.model.params import (
     embedding_tensors,
     head_tensors,
 )
-from fsdpplan.cost.model.shards import Stage, block_cases, block_kinds, gradient_syncs, unit_size
-from fsdpplan.cost.network.placement import pp_group, tp_group
+from fsdpplan.cost.model.shards import (
+    Stage,
+    block_cases,
+    block_kinds,
+    gradient_syncs,
+    stage_root_size,
+    unit_size,
+)
+from fsdpplan.cost.network.placement import pp_group, shard_group, tp_group
 from fsdpplan.cost.traffic.block_calls import block_calls, gathered_activation_dtype
 from fsdpplan.cost.traffic.calls import Calls, activation_bytes, group_seconds
-from fsdpplan.cost.traffic.data_parallel import fsdp_calls, norm_calls, replica_calls
+from fsdpplan.cost.traffic.fsdp import fsdp_calls
+from fsdpplan.cost.traffic.replica import replica_calls
 from fsdpplan.spec.conventions import V_SCHEDULES
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
@@ -290,6 +298,28 @@ def message_bytes(case: Case) -> int:
     """What one pipeline stage hands to the next for one micro-batch."""
     size = activation_bytes(case)
     return size // case.layout.tp if case.layout.sequence_parallel else size
+
+
+def norm_calls(case: Case, stage: Stage) -> Iterator[Calls]:
+    """The gradient norm: one fp32 number a parameter, all-reduced over the shards, then over the
+    tensor-parallel ranks; their sum over the pipeline's.
+
+    The trainer adds up squares axis by axis; replicas have equal gradients by then.
+    """
+    model, layout = case.model, case.layout
+    root = stage_root_size(model=model, stage=stage, tp=1, shard_ranks=1)
+    tensors = root.tensors + sum(
+        number * len(block_tensors(kind)) for kind, number in block_kinds(model=model, stage=stage)
+    )
+    sums = ((shard_group(layout), tensors), (tp_group(layout), tensors), (pp_group(layout), 1))
+    for group, numbers in sums:
+        yield Calls(
+            collective="all_reduce",
+            group=group,
+            dtype="fp32",
+            count=1,
+            call_bytes=FP32_BYTES * numbers,
+        )
 
 
 def optimizer_calls(case: Case, stage: Stage) -> Iterator[Calls]:

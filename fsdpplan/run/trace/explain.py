@@ -16,12 +16,12 @@ from math import exp, inf, log
 
 from fsdpplan.cost.estimate import step_time
 from fsdpplan.cost.model.shards import gradient_syncs
-from fsdpplan.cost.overlap.passes import fsdp_moves
 from fsdpplan.cost.overlap.pipeline_passes import pipeline_parts
 from fsdpplan.cost.overlap.timing import gradient_seconds
 from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks, pipeline_stages
 from fsdpplan.cost.timeline.pieces import block_pieces, end_pieces, own_blocks
 from fsdpplan.cost.traffic.calls import call_seconds
+from fsdpplan.cost.traffic.fsdp import fsdp_units
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.errors import SpecError
 from fsdpplan.search.advice.sensitivity import rates_and_constants, with_value
@@ -106,7 +106,7 @@ def _computed(case: Case, rank: int) -> Kinds:
                     more = layout.num_microbatches * piece.seconds
                     sums[piece.kind] = sums.get(piece.kind, 0.0) + more
         if layout.sharding == "fsdp" and layout.pp == 1:
-            moves = fsdp_moves(case, stage)
+            moves = fsdp_units(case, stage)
             copied = layout.num_microbatches * moves.copied
             sums["copy"] = copied + gradient_syncs(layout) * moves.copied_in
     held = pipeline_ranks(model=case.model, layout=layout)

@@ -33,7 +33,6 @@ from fsdpplan.cost.least import (
 )
 from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import Stage, whole_model
-from fsdpplan.cost.overlap.passes import Moves, fsdp_moves
 from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, PassOrder
 from fsdpplan.cost.schedule.stages import (
@@ -45,6 +44,7 @@ from fsdpplan.cost.schedule.stages import (
     stage_kinds,
 )
 from fsdpplan.cost.step.pipeline import Pair
+from fsdpplan.cost.traffic.fsdp import Units, fsdp_units
 from fsdpplan.search.bounds.room import Known, Room
 from fsdpplan.search.bounds.works import Passing, Work, Works, least_passing, least_work
 from fsdpplan.search.enumerate import (
@@ -92,7 +92,7 @@ class Floors:
     """How many times as long as the mean the slowest device computes."""
     updates: dict[tuple[object, ...], float] = field(default_factory=dict)
     """Of the optimizer over the whole model."""
-    moves: dict[tuple[object, ...], Moves] = field(default_factory=dict)
+    moves: dict[tuple[object, ...], Units] = field(default_factory=dict)
     """What FSDP moves in a step without a pipeline, as if what is gathered were kept."""
     block_moves: dict[tuple[object, ...], Pair] = field(default_factory=dict)
     """The same of a block in a pipeline."""
@@ -263,7 +263,7 @@ class Floors:
         asked, (stage,) = self.asked, pipeline_stages(model=self.asked.model, layout=layout)
         moved = self._least_moved(layout)
         ends, whole = (
-            fsdp_moves(asked.case(replace(moved, wrap_blocks=n)), whole_model(asked.model))
+            fsdp_units(asked.case(replace(moved, wrap_blocks=n)), whole_model(asked.model))
             for n in (asked.pins.wrap_blocks or 1, asked.pins.wrap_blocks or asked.model.layers)
         )
         work = self._work(layout)
@@ -474,7 +474,7 @@ class Floors:
         if layout.pp == 1:
             moved: Passing = {}
             if layout.sharding == "fsdp":
-                moves = fsdp_moves(self.asked.case(layout), whole_model(self.asked.model))
+                moves = fsdp_units(self.asked.case(layout), whole_model(self.asked.model))
                 moved = moved_seconds(moves, rounds(layout))
             return self._flat_links_seconds(layout, modes, moved)
         stages = stage_kinds(model=self.asked.model, layout=layout)
@@ -513,7 +513,7 @@ class Floors:
         waiting = work.total - work.computed + works.end_calls_seconds(layout, stage)
         gradients = gradient_seconds(case, stage)
         if layout.sharding == "fsdp":
-            moves = fsdp_moves(case, whole_model(asked.model))
+            moves = fsdp_units(case, whole_model(asked.model))
             return least_fsdp_seconds(
                 moves,
                 ends=moves,
@@ -596,12 +596,12 @@ class Floors:
         smallest = self.plain(d, self.sizes(d)[0])
         return replace(smallest, activation_checkpointing=self.asked.modes[-1])
 
-    def _least_moves(self, layout: Layout) -> Moves:
+    def _least_moves(self, layout: Layout) -> Units:
         """What FSDP moves of layouts that spread their ranks alike, with units as large as can be
         and what is gathered kept."""
         return self._kept_moves(layout, wrap_blocks=self.asked.model.layers)
 
-    def _kept_moves(self, layout: Layout, *, wrap_blocks: int = 0) -> Moves:
+    def _kept_moves(self, layout: Layout, *, wrap_blocks: int = 0) -> Units:
         """The same with units as they are, or of so many blocks."""
         ways = (layout.tp, *layout.expert_ways, layout.cp, layout.dp_replicate, layout.dp_shard)
         key = (*ways, layout.offload, wrap_blocks or layout.wrap_blocks)
@@ -609,7 +609,7 @@ class Floors:
             own = replace(
                 layout, wrap_blocks=wrap_blocks or layout.wrap_blocks, reshard_after_forward="never"
             )
-            self.moves[key] = fsdp_moves(self.asked.case(own), whole_model(self.asked.model))
+            self.moves[key] = fsdp_units(self.asked.case(own), whole_model(self.asked.model))
         return self.moves[key]
 
     def _update_seconds(self, layout: Layout) -> float:

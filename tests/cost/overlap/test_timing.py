@@ -7,10 +7,6 @@ import pytest
 from fsdpplan.cost.model.shards import block_size, whole_model
 from fsdpplan.cost.network.placement import Group, shard_group
 from fsdpplan.cost.overlap.passes import (
-    CHUNK_CAT_SHARE,
-    bucket_seconds,
-    copy_seconds,
-    flat_gradient_seconds,
     fsdp_micro_batch,
 )
 from fsdpplan.cost.overlap.timing import (
@@ -22,6 +18,8 @@ from fsdpplan.cost.overlap.timing import (
 )
 from fsdpplan.cost.step.fsdp import UnitSeconds
 from fsdpplan.cost.traffic.calls import group_level, group_seconds
+from fsdpplan.cost.traffic.fsdp import CHUNK_CAT_SHARE, copy_seconds, flat_gradient_seconds
+from fsdpplan.cost.traffic.replica import bucket_seconds
 from tests.cost.problems import SMALL, Case, case
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.model.params import parameter_count
 from fsdpplan.cost.model.shards import whole_model
-from fsdpplan.cost.traffic.data_parallel import FIRST_BUCKET_BYTES, ddp_buckets_bytes
+from fsdpplan.cost.traffic.replica import FIRST_BUCKET_BYTES, ddp_buckets_bytes
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.model import Model
 from tests.cost.clusters import golden

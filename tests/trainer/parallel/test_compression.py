@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpplan.cost.model.shards import whole_model
-from fsdpplan.cost.traffic.data_parallel import replica_calls
+from fsdpplan.cost.traffic.replica import replica_calls
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
