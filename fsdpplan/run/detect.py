@@ -11,6 +11,7 @@ from fsdpplan.errors import ProbeError, SpecError
 from fsdpplan.files.clusters import Flags, LoadedCluster, cluster_of
 from fsdpplan.files.profiles.detected import DetectedNode, node_of
 from fsdpplan.files.profiles.nodes import NodeProfile
+from fsdpplan.files.seems import seems
 from fsdpplan.files.table import path_text, read_text
 from fsdpplan.spec.machine import Machine
 from fsdpplan.spec.nodes import compress_host_list
@@ -18,6 +19,14 @@ from fsdpplan.topology.conclude.gpus import gpus_of
 from fsdpplan.topology.conclude.machine import machine_of, software_of
 from fsdpplan.topology.conclude.slow_hosts import common_levels, weak_spots
 from fsdpplan.topology.probe import record_host, record_software
+from fsdpplan.topology.read.gpu_names import UNNAMED_GPU
+from fsdpplan.topology.read.pasted import (
+    Pasted,
+    is_pasted,
+    is_rocm,
+    recording_of_pasted,
+    says_gpus,
+)
 from fsdpplan.topology.read.reading import host_files
 from fsdpplan.topology.read.recording import Recording, recording_from_json
 from fsdpplan.topology.read.surroundings import other_accelerators_of
@@ -44,13 +53,55 @@ def other_accelerators_here() -> tuple[str, ...]:
     return other_accelerators_of(Recording(files=files))
 
 
-def recorded(path: Path) -> Recording:
-    """A recording from a file. Raises SpecError, headed by the file, where it is none."""
-    text = read_text(path, limit_bytes=LIMIT_BYTES, what="recording")
+def recorded_hosts(paths: Sequence[Path]) -> list[Recording]:
+    """The hosts that the files tell of: a recording each, and what was pasted of one.
+
+    Texts that were pasted are of one host, but for those that each show what joins its GPUs.
+    Raises SpecError, headed by the file, for a file that is neither.
+    """
+    texts = [(path, read_text(path, limit_bytes=LIMIT_BYTES, what="recording")) for path in paths]
+    pasted = [(path, text) for path, text in texts if not _is_json(text)]
+    for path, text in pasted:
+        if not is_pasted(text):
+            raise SpecError(f"{path_text(path)}: {_not_read(text)}")
+    hosts = [path for path, text in pasted if says_gpus(text)]
+    if len(hosts) > 1 and len(hosts) < len(pasted):
+        lost = next(path for path, _ in pasted if path not in hosts)
+        raise SpecError(
+            f"{path_text(lost)} does not say of which of {len(hosts)} hosts it is: put it into the "
+            "file of its host"
+        )
+    together = [pasted] if pasted and len(hosts) < 2 else [[each] for each in pasted]
+    return [_recorded(path, text) for path, text in texts if _is_json(text)] + [
+        recording_of_pasted(
+            [Pasted(text=text, where=path_text(path)) for path, text in each],
+            host=(hosts or [each[0][0]])[0].stem if len(hosts) < 2 else each[0][0].stem,
+        )
+        for each in together
+    ]
+
+
+def _is_json(text: str) -> bool:
+    return text.lstrip()[:1] in ("{", "[", "")
+
+
+def _recorded(path: Path, text: str) -> Recording:
     try:
         return recording_from_json(text)
     except SpecError as error:
-        raise SpecError(f"{path_text(path)}: {error}") from error
+        other = "" if '"schema_version"' in text else f"; {seems(text)}"
+        raise SpecError(f"{path_text(path)}: {error}{other}") from error
+
+
+def _not_read(text: str) -> str:
+    """Why a text is no host, and what is read instead."""
+    rocm = (
+        " (AMD's topology is not read: name the hardware with --hardware)" if is_rocm(text) else ""
+    )
+    return (
+        f"{seems(text)}{rocm}; read are recordings (fsdpplan detect --record FILE), the output of "
+        "nvidia-smi topo -m, nvidia-smi -L and ibstat, and what NCCL_TOPO_DUMP_FILE writes"
+    )
 
 
 def survey_of_recordings(recordings: Sequence[Recording]) -> Survey:
@@ -80,9 +131,15 @@ def found_node(survey: Survey, *, name: str | None = None, date: str | None = No
     machine, topology = survey.machines[survey.typical], survey.topologies[survey.typical]
     if not machine.gpus:
         raise ProbeError(_no_gpu(machine))
+    if any(gpu.name == UNNAMED_GPU for gpu in machine.gpus):
+        raise ProbeError(
+            f"nothing says which GPUs the {len(machine.gpus)} of {machine.host.name} are: put what "
+            "nvidia-smi -L prints into the file, or name the hardware with --hardware"
+        )
     if len(machine.gpus) > 1 and topology.inside_bytes_per_second is None:
         raise ProbeError(
-            f"what joins the {len(machine.gpus)} GPUs of {machine.host.name} could not be read: "
+            f"what joins the {len(machine.gpus)} GPUs of {machine.host.name}, or how fast it is, "
+            "could not be read: "
             "run nvidia-smi topo -m to see whether the driver says it, or name the hardware with "
             "--hardware"
         )

@@ -19,7 +19,7 @@ from fsdpplan.run.detect import (
     found_cluster,
     found_node,
     hidden_gpus,
-    recorded,
+    recorded_hosts,
     survey_of_recordings,
     this_host,
 )
@@ -56,9 +56,9 @@ def test_this_host_is_read_without_failing() -> None:
 
 
 def test_a_recording_is_read_from_its_file(tmp_path: Path) -> None:
-    assert recorded(FOLDER / "dgx-h100.json") == recording("dgx-h100")
+    assert recorded_hosts([FOLDER / "dgx-h100.json"]) == [recording("dgx-h100")]
     with pytest.raises(SpecError, match="does not exist"):
-        recorded(tmp_path / "none.json")
+        recorded_hosts([tmp_path / "none.json"])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,9 @@ def test_gpus_whose_links_are_unknown_are_not_planned_for() -> None:
     unknown = replace(
         whole, gpus=tuple(replace(gpu, pcie_width=None) for gpu in whole.gpus), pairs=()
     )
-    with pytest.raises(ProbeError, match="what joins the 8 GPUs of ws-4090 could not be read"):
+    with pytest.raises(
+        ProbeError, match="what joins the 8 GPUs of ws-4090, or how fast it is, could not"
+    ):
         found_node(surveyed(unknown))
 
 

@@ -47,7 +47,8 @@ class DetectOptions:
             metavar="FILE",
             parse=path,
             many=True,
-            help="A host that --record wrote, in place of this one; may be repeated.",
+            help="A host that --record wrote, or the output of nvidia-smi topo -m, nvidia-smi "
+            "-L, ibstat, or NCCL_TOPO_DUMP_FILE, in place of this one; may be repeated.",
         ),
     ] = ()
     save: Annotated[
@@ -108,7 +109,7 @@ def look(options: DetectOptions) -> Seen:
     if options.nodes:
         survey = survey_of_allocation()
     else:
-        recordings = [reading.recorded(p) for p in options.recordings] or [reading.this_host()]
+        recordings = reading.recorded_hosts(options.recordings) or [reading.this_host()]
         survey = reading.survey_of_recordings(recordings)
         date = min((each.date for each in recordings if each.date), default=None)
     try:

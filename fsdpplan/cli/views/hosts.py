@@ -9,7 +9,7 @@ from fsdpplan.cli.views.render import blocks, facts, listed, table, wrapped
 from fsdpplan.spec.machine import UNLIMITED_BYTES, Gpu, Machine
 from fsdpplan.spec.nodes import compress_host_list
 from fsdpplan.spec.topology import Finding, Island, LevelKind, Rail, Severity, Topology
-from fsdpplan.topology.read.pci import path_in
+from fsdpplan.topology.read.pci import NEAREST_FIRST, path_in
 from fsdpplan.topology.survey import Survey
 from fsdpplan.units import format_bandwidth, format_bit_bandwidth, format_gib
 
@@ -90,7 +90,7 @@ def _gpu_table(machine: Machine, topology: Topology, width: int) -> str:
             "unknown" if gpu.memory_bytes is None else format_gib(gpu.memory_bytes),
             _pcie(gpu),
             _nvlink(gpu),
-            nics.get(gpu.index, "none"),
+            nics.get(gpu.index) or _near(machine, gpu),
             "unknown" if gpu.numa_node is None else str(gpu.numa_node),
         )
         for gpu in machine.gpus
@@ -107,6 +107,39 @@ def _way(machine: Machine, index: int, rail: Rail) -> str | None:
     if gpu.bus_id is None or nic.bus_id is None:
         return None
     return path_in(machine, gpu.bus_id, nic.bus_id)
+
+
+def _near(machine: Machine, gpu: Gpu) -> str:
+    """The nearest adapters of a GPU that no rail serves, since what they carry is not known."""
+    ways = {
+        nic.name: way
+        for nic in machine.nics
+        if nic.rate_bytes_per_second is None
+        and nic.state is None
+        and gpu.bus_id is not None
+        and nic.bus_id is not None
+        and (way := path_in(machine, gpu.bus_id, nic.bus_id)) is not None
+    }
+    least = min(ways.values(), key=NEAREST_FIRST.index, default=None)
+    names = [name for name, way in ways.items() if way == least]
+    return f"{', '.join(names)} ({least}), unknown rate" if names else "none"
+
+
+def _adapters(machine: Machine) -> str:
+    """Ports of a host of which no rails are known, as far as something is said of them."""
+    return "; ".join(
+        " ".join(
+            [
+                nic.name if nic.port == 1 else f"{nic.name} port {nic.port}",
+                nic.link_layer or "of unknown kind",
+                "at an unknown rate"
+                if nic.rate_bytes_per_second is None
+                else format_bit_bandwidth(nic.rate_bytes_per_second),
+                *([] if nic.state in (None, "active") else [f"({nic.state})"]),
+            ]
+        )
+        for nic in machine.nics
+    )
 
 
 def _pcie(gpu: Gpu) -> str:
@@ -130,10 +163,12 @@ def _nvlink(gpu: Gpu) -> str:
 
 def _links(topology: Topology, machine: Machine, width: int) -> str:
     if not machine.gpus:
-        return ""
+        return facts([("adapters", _adapters(machine))], width=width) if machine.nics else ""
     pairs = [("islands", _islands(topology.islands))]
     if topology.rails:
         pairs.append(("rails", _rails(topology.rails, len(machine.gpus))))
+    elif machine.nics:
+        pairs.append(("adapters", _adapters(machine)))
     pairs += [
         ("inside", _rate(topology.inside_bytes_per_second, "between the slowest pair of the node")),
         ("across", _rate(topology.across_bytes_per_second, _across(topology))),

@@ -32,9 +32,8 @@ from fsdpplan.spec.machine import Gpu, Machine, Nic
 from fsdpplan.spec.nodes import PciPath
 from fsdpplan.spec.topology import Rail
 from fsdpplan.topology.read.lanes import nic_link_bytes_per_second, pcie_bytes_per_second
-from fsdpplan.topology.read.pci import path_in
+from fsdpplan.topology.read.pci import NEAREST_FIRST, path_in
 
-_NEAREST_FIRST: tuple[PciPath, ...] = ("pix", "pxb", "phb", "node", "sys")
 _SWITCHED = ("pix", "pxb")
 """Ways that stay below one PCIe host bridge's switches."""
 
@@ -205,7 +204,7 @@ def _near_gpus(machine: Machine, nic: Nic, paths: _Paths) -> list[Gpu]:
 def _nearest(gpu: Gpu, nics: Sequence[Nic], paths: _Paths) -> list[Nic]:
     """Those of `nics` that are nearest to `gpu`; none where no way is known."""
     ranked = [
-        (_NEAREST_FIRST.index(path), nic)
+        (NEAREST_FIRST.index(path), nic)
         for nic in nics
         if (path := paths.get((gpu.index, *_key(nic)))) is not None
     ]
@@ -244,4 +243,4 @@ def _farthest(nic: Nic, gpus: list[Gpu], paths: _Paths) -> PciPath | None:
     known = [path for gpu in gpus if (path := paths.get((gpu.index, *_key(nic)))) is not None]
     if not known or len(known) < len(gpus):
         return None
-    return max(known, key=_NEAREST_FIRST.index)
+    return max(known, key=NEAREST_FIRST.index)

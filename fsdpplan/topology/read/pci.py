@@ -14,6 +14,8 @@ from fsdpplan.topology.read.recording import Recording
 Way = tuple[str, ...]
 """Way down to a device: host bridge (`pci0000:15`), root port, switch ports, the device itself."""
 
+NEAREST_FIRST: tuple[PciPath, ...] = ("pix", "pxb", "phb", "node", "sys")
+
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _GENERATIONS = {"2.5": 1, "5.0": 2, "5": 2, "8.0": 3, "8": 3, "16.0": 4, "32.0": 5, "64.0": 6}
