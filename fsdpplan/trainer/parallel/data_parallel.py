@@ -144,6 +144,13 @@ def require_values(model: nn.Module) -> None:
         raise TrainerError("DDP needs a model with values: call materialise(model, device) first")
 
 
+def move_to(model: nn.Module, device: torch.device) -> None:
+    """Move a model whose values are elsewhere; what has none stays on the meta device."""
+    tensors = (*model.parameters(), *model.buffers())
+    if any(tensor.device != device and not tensor.is_meta for tensor in tensors):
+        model.to(device)
+
+
 def apply_ddp(
     model: nn.Module, plan: PlanConfig, device: torch.device, meshes: Meshes
 ) -> nn.Module:
@@ -157,9 +164,7 @@ def apply_ddp(
     replicas = meshes.axis("dp_replicate")
     if plan.layout.world > 1:
         require_values(model)
-    tensors = (*model.parameters(), *model.buffers())
-    if any(tensor.device != device and not tensor.is_meta for tensor in tensors):
-        model.to(device)
+    move_to(model, device)
     apply_autocast(model, plan, device)
     if has_distributed_parameters(model):
         model = LocalParameters(model)

@@ -31,7 +31,7 @@ from ..user.stages import Cut, Stage, cut_model, stages_of
 from ..user.targets import ExactCount, watch_targets
 from ..user.tensor_parallel import gather_after, split_styles, split_user_model, sum_at_once
 from ..user.trace import Inputs, Trace, traced
-from .data_parallel import Ends, apply_ddp, equalise_replicas, require_values
+from .data_parallel import Ends, apply_ddp, equalise_replicas, move_to, require_values
 from .distributed import start
 from .layout_steps import Part, Steps, lay_out, skip
 from .mesh import Meshes, build_meshes
@@ -203,7 +203,7 @@ def _same_stages(part: Part) -> nn.Module:
     """The pipeline averages the gradients of copies itself."""
     if part.plan.layout.sharding == "ddp":
         require_values(part.model)
-        part.model.to(part.device)
+        move_to(part.model, part.device)
         apply_autocast(part.model, part.plan, part.device)
     equalise_replicas(part.model, part.meshes)
     return part.model

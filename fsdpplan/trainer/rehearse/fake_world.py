@@ -257,7 +257,7 @@ class FakeReplicas(nn.Module):
         self.buckets = []
         for number, parameters in enumerate(buckets):
             length = sum(p.numel() for p in parameters)
-            whole = torch.zeros(length, dtype=parameters[0].dtype)
+            whole = parameters[0].new_zeros(length)
             self.buckets.append(whole)
             parts = torch.split(whole, [p.numel() for p in parameters])
             for parameter, part in zip(parameters, parts, strict=True):

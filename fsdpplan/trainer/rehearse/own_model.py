@@ -34,9 +34,11 @@ from ..optimizer import Recipe, make_optimizer
 from ..parallel.data_parallel import gradient_sync
 from ..parallel.mesh import build_meshes
 from ..parallel.parallelize import parallelize
+from ..private_torch import fake_tensors
 from ..user.loss import is_put_off, token_loss
 from ..user.pipeline import UserPipeline, forward_backward
 from .counting import layout_axes
+from .fake_world import FakeReplicas
 from .rank import CPU, RankRehearsal, Stage, fake_cluster, measured, on_cpu
 from .rehearsal import Document, rehearsed
 
@@ -58,11 +60,6 @@ def rehearse_model(
     `loss` makes a number of what the model returns; by default its `.loss`, or the mean of a
     tensor.
     """
-    if plan.layout.sharding == "ddp" and plan.layout.world > 1:
-        raise TrainerError(
-            "DDP takes a model that has values, which a rehearsal has not: plan --sharding fsdp to "
-            "rehearse a model of your own"
-        )
 
     def one(rank: int, stage: Stage) -> RankRehearsal:
         small = on_cpu(plan)
@@ -74,18 +71,24 @@ def rehearse_model(
 
 
 class ModelProgram:
-    """The user's model under `parallelize`, in the loop that the documentation shows."""
+    """The user's model under `parallelize`, in the loop that the documentation shows.
 
-    first_step_differs = False
+    Whole parameters have values before `parallelize` wraps them, fake ones; shards get them after.
+    """
 
     def __init__(self, build: Build, plan: PlanConfig, loss: Loss, stage: Stage) -> None:
-        self.plan, self.loss = plan, loss
+        self.plan, self.loss, self.mode = plan, loss, fake_tensors()
+        self.is_whole = plan.layout.sharding == "ddp"
+        self.first_step_differs = self.is_whole and plan.layout.dp_replicate > 1
         stage.name = "building the model"
         self.model, self.given, self.arguments = _unpacked(build())
         if any(not parameter.is_meta for parameter in self.model.parameters()):
             raise TrainerError(
                 "the model to rehearse has values: build it under `with torch.device('meta')`"
             )
+        if self.is_whole:
+            with self.mode:
+                materialise(self.model, CPU)
         stage.name = "parallelising the model"
         self.meshes = build_meshes(plan.layout, CPU.type)
         self.axes = layout_axes(self.meshes, plan.layout)
@@ -93,16 +96,19 @@ class ModelProgram:
         if isinstance(self.called, UserPipeline):
             self.model = self.called  # what this rank has of it
 
-    def begin(self, mode: FakeTensorMode) -> torch.optim.Optimizer:
-        materialise(self.model, CPU)
+    def begin(self) -> torch.optim.Optimizer:
+        if not self.is_whole:
+            materialise(self.model, CPU)
         if isinstance(self.given, Mapping):
-            self.given = {name: _fake(tensor, mode) for name, tensor in self.given.items()}
+            self.given = {name: _fake(tensor, self.mode) for name, tensor in self.given.items()}
         else:
-            self.given = [_fake(tensor, mode) for tensor in self.given]
+            self.given = [_fake(tensor, self.mode) for tensor in self.given]
         return make_optimizer(self.model, RECIPE)
 
-    def inputs(self) -> list[Tensor]:
-        return list(self.given.values() if isinstance(self.given, Mapping) else self.given)
+    def held(self) -> list[Tensor]:
+        given = self.given.values() if isinstance(self.given, Mapping) else self.given
+        buckets = self.called.buckets if isinstance(self.called, FakeReplicas) else ()
+        return [*given, *self.model.parameters(), *self.model.buffers(), *buckets]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         layout = self.plan.layout

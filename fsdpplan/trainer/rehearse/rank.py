@@ -84,17 +84,20 @@ class Program(Protocol):
     """What is rehearsed. Making it builds the model, outside of the fake mode."""
 
     axes: list[Axis]
+    mode: FakeTensorMode
+    """In which it begins, steps and saves."""
     model: nn.Module
     """Holds the parameters of this rank."""
     first_step_differs: bool
     """From later ones, in more than that it makes the optimizer's state."""
 
-    def begin(self, mode: FakeTensorMode) -> torch.optim.Optimizer:
+    def begin(self) -> torch.optim.Optimizer:
         """Give the parameters memory and values, and make the optimizer."""
         ...
 
-    def inputs(self) -> list[Tensor]:
-        """What the steps are given, fake from `begin` on."""
+    def held(self) -> list[Tensor]:
+        """Tensors that may be older than the count of bytes, what the steps are given among them;
+        fake from `begin` on."""
         ...
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -169,7 +172,7 @@ class DecoderProgram:
         *,
         on_spike: str,
     ) -> None:
-        self.on_spike = on_spike
+        self.on_spike, self.mode = on_spike, fake_tensors()
         self.guard: SpikeGuard | None = None
         self.plan, self.batches, self.recipe = plan, batches, recipe
         self.first_step_differs = plan.layout.sharding == "ddp" and plan.layout.dp_replicate > 1
@@ -179,16 +182,16 @@ class DecoderProgram:
         stage.name = "building the model"
         self.model, self.parts = build_parts(plan, self.meshes, CPU)
 
-    def begin(self, mode: FakeTensorMode) -> torch.optim.Optimizer:
+    def begin(self) -> torch.optim.Optimizer:
         self.assembled = finish(self.plan, CPU, self.meshes, self.model, self.parts, seed=0)
         optimizer = make_optimizer(self.model, self.recipe, copied_parameters(self.plan))
-        self.batches = [as_fake(batch, mode) for batch in self.batches]
+        self.batches = [as_fake(batch, self.mode) for batch in self.batches]
         if self.on_spike != "none":
             scales_loss = self.assembled.scaler is not None
             self.guard = SpikeGuard(CPU, stages=self.plan.layout.pp, scales_loss=scales_loss)
         return optimizer
 
-    def inputs(self) -> list[Tensor]:
+    def held(self) -> list[Tensor]:
         return [part for batch in self.batches for part in batch if part is not None]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -223,10 +226,10 @@ def measured(program: Program, rank: int, *, stage: Stage) -> RankRehearsal:
         without_gradient = names_without_gradient(program.model)
         live.start_phase("optimizer")
 
-    with fake_tensors() as mode, live, counter:
+    with program.mode, live, counter:
         stage.name = "giving the parameters values"
-        optimizer = program.begin(mode)
-        live.add(*program.inputs())
+        optimizer = program.begin()
+        live.add(*program.held())
         live.start_phase("first")
         stage.name = "the first step"
         if program.first_step_differs:

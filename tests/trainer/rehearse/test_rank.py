@@ -24,7 +24,12 @@ from fsdpplan.trainer.model.feed_forward import FeedForward
 from fsdpplan.trainer.options import parse_options
 from fsdpplan.trainer.rehearse import rank as rehearse
 from fsdpplan.trainer.rehearse import rehearsal
-from fsdpplan.trainer.rehearse.own_model import load_build, rehearse_model
+from fsdpplan.trainer.rehearse.own_model import (
+    ModelProgram,
+    load_build,
+    loss_of_output,
+    rehearse_model,
+)
 from fsdpplan.trainer.text.data import open_sequences
 from tests.trainer import jobs, plans, rehearsals
 from tests.trainer.matrix_layouts import PIPED, SPLIT
@@ -239,9 +244,46 @@ def test_what_a_users_model_cannot_be_is_said(build: Any, said: str) -> None:
     assert said in rank["error"]
 
 
-def test_a_users_model_under_ddp_is_refused() -> None:
-    with pytest.raises(TrainerError, match="--sharding fsdp"):
-        rehearse_model(own_model, plan_for(dp_replicate=4, sharding="ddp"))
+def whole_model() -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]:
+    with torch.device("meta"):
+        model = rehearsals.OwnModel()
+    return model, (torch.zeros(rehearsals.OWN_INPUT),), {"tp_plan": rehearsals.OWN_SPLIT}
+
+
+@pytest.mark.gloo
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("name", rehearsals.OWN)
+def test_whole_copies_of_a_users_model_call_what_real_processes_call(
+    real: dict[str, Any], name: str
+) -> None:
+    plan = rehearsals.plan_of(name)
+    with rehearse.fake_cluster(plan, 3, cuda_like=False):
+        stage = rehearse.Stage()
+        program = ModelProgram(whole_model, plan, loss_of_output, stage)
+        found = rehearse.measured(program, 3, stage=stage)
+    assert without_counts(json.loads(json.dumps(rehearsals.as_lists(found.calls)))) == (
+        without_counts(real[name])
+    )
+
+
+def without_counts(calls: list[Any]) -> list[Any]:
+    """Calls but for how many targets ranks had, which tensors without values do not say."""
+    kept = [
+        [axis, ranks, [call for call in made if call[1] != "int64"]] for axis, ranks, made in calls
+    ]
+    return [each for each in kept if each[2]]
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_whole_copies_hold_what_they_must(replicas: int) -> None:
+    """Parameters and both moments, all in fp32; and of copies buckets of all gradients."""
+    plan = plan_for(dp_replicate=replicas, sharding="ddp")
+    (rank,) = rehearse_model(whole_model, plan, ranks=(0,))["ranks"]
+    copies = 3 + (replicas > 1)
+    bytes_needed = 4 * copies * rank["parameters"]
+    assert bytes_needed <= rank["state_bytes"] <= bytes_needed + 512 * 100
+    assert rank["without_gradient"] == []
 
 
 @pytest.mark.parametrize("where", ["nothing.py:build", "build", __file__ + ":absent"])
