@@ -48,7 +48,8 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.plans import write_plan
 from fsdpplan.search.question import SearchResult
 from fsdpplan.search.recommend import near_miss
-from fsdpplan.spec.plan import Failures
+from fsdpplan.search.rules.program import optimizer_problem
+from fsdpplan.spec.plan import Case, Failures
 from fsdpplan.spec.training import program_named, program_needs
 
 if TYPE_CHECKING:
@@ -245,6 +246,14 @@ def saved(inputs: Inputs, result: SearchResult, place: Path) -> str:
             f"saved as {place}; fsdpplan's own trainer cannot build {lacking}: launch a "
             f"program of yours by fsdpplan emit-launch{shown} --script train.py"
         )
+    case = Case(
+        model=inputs.model,
+        cluster=inputs.cluster,
+        training=inputs.training,
+        layout=chosen.layout,
+    )
+    if unsplit := optimizer_problem(case):
+        return f"saved as {place}; {unsplit}"
     if not chosen.estimate.runnable and not lacking:
         return (
             f"saved as {place}; fsdpplan's own trainer is FSDP2's, not "

@@ -39,6 +39,7 @@ from fsdpplan.files.training_data import counted_data
 from fsdpplan.run.plans import read_plan
 from fsdpplan.search.advice.field_rules import broken_rules
 from fsdpplan.search.pins import fine_tuning_batch
+from fsdpplan.search.rules.program import optimizer_problem
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Plan, assumed
 from fsdpplan.spec.trainer_options import data_share
@@ -67,6 +68,8 @@ def ranked(path: str, rank: int | None, *, own_program: bool) -> Plan:
             f"fsdpplan's own trainer cannot build {lacking}, which {path} plans for "
             f"{plan.model.name}: give a program of yours by fsdpplan emit-launch --script train.py"
         )
+    if not own_program and (unsplit := optimizer_problem(plan.case)):
+        raise SpecError(f"{path}: {unsplit}")
     if not plan.estimate.runnable and not own_program:
         raise SpecError(
             f"fsdpplan's own trainer is FSDP2's and cannot run {path}, which is for "

@@ -107,12 +107,26 @@ def script_problem(case: Case) -> str | None:
             "a change of precision in mid-run is of fsdpplan's trainer, and parallelize makes one "
             "model: plan again without --precision-switch"
         )
+    if unsplit := optimizer_problem(case):
+        return unsplit
     name: ProgramName = "hf" if training.program == "reference" else training.program
     # its documents are the script's own affair
     own = replace(training, program=name, packed=False, mean_document_tokens=None)
     asked = replace(case, training=own)
     found = next(program_problems(asked), None)
     return None if found is None else found.sentence
+
+
+def optimizer_problem(case: Case) -> str | None:
+    """Why nothing here runs a plan that shards the optimizer's state alone, which is priced all the
+    same; None where its software does, or it does not."""
+    sharding, training = case.layout.sharding, case.training
+    if training.runtime != "fsdp2" or sharding not in ("zero1", "zero2"):
+        return None
+    return (
+        f"sharding {sharding} is priced, and neither fsdpplan's own trainer nor parallelize has "
+        "it: use --sharding fsdp, or --runtime megatron for a software that has"
+    )
 
 
 def _blocks(case: Case, program: Program) -> Iterator[Problem]:
