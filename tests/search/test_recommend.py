@@ -143,6 +143,14 @@ def test_a_pinned_reshard_that_divides_few_layouts_leaves_those_alone(
         assert layout.shard_ranks == 6
 
 
+def test_pinned_blocks_to_recompute_are_recomputed_where_nothing_fits() -> None:
+    """What is tried to make it fit is not that they are not."""
+    asked = question(
+        "llama-3.1-8b", 2, "gcp-g2-standard-96", seq_len=65536, global_batch=2, checkpoint_blocks=1
+    )
+    assert not asked.answer().ranked
+
+
 def _counts_add_up(result: SearchResult) -> None:
     rejected = sum(number for _, number in result.rejected)
     assert result.candidates == result.feasible + result.pruned + rejected

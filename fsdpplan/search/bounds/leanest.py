@@ -39,7 +39,8 @@ def _batches(asked: Question, layout: Layout) -> Iterator[Layout]:
 
 def _recomputation(asked: Question, layout: Layout) -> Iterator[Layout]:
     for mode in MODES:
-        yield replace(layout, activation_checkpointing=mode)
+        blocks = "all" if mode == "none" else layout.checkpoint_blocks
+        yield replace(layout, activation_checkpointing=mode, checkpoint_blocks=blocks)
 
 
 def _overlapped(asked: Question, layout: Layout) -> Iterator[Layout]:
