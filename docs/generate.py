@@ -10,6 +10,7 @@
 * Every table under a comment `<!-- torch: NAME -->`: see `docs/torch_table.py`.
 * Every table under a comment `<!-- held out: NAME -->`: see `docs/held_out_table.py`.
 * Every table under a comment `<!-- field rules: NAME -->`: see `docs/field_rules_table.py`.
+* Every table under a comment `<!-- configs: NAME -->`: see `docs/configs_table.py`.
 * `docs/reference/schemas/`: JSON Schemas, see `docs/json_schemas.py`.
 * `docs/reference/python-api.md`: all public names, see `docs/python_api.py`.
 * Every list under a comment `<!-- pages: NAME ... -->`: see `docs/page_index.py`.
@@ -43,7 +44,9 @@ OUTPUT = re.compile(
 FIELDS = re.compile(r"^<!-- fields: (?P<arguments>.+) -->\n(?P<table>(?:^\|.*\n)*)", re.M)
 
 TABLE = re.compile(
-    r"^<!-- (?P<of>torch|held out|field rules): (?P<name>\w+) -->\n(?P<table>(?:^\|.*\n)*)", re.M
+    r"^<!-- (?P<of>torch|held out|field rules|configs): (?P<name>\w+) -->\n"
+    r"(?P<table>(?:^\|.*\n)*)",
+    re.M,
 )
 
 CLI_HEAD = """# Commands
@@ -212,12 +215,13 @@ def field_tables(page: str) -> str:
 
 def tables(page: str) -> str:
     """`page` with the tables of what each release of torch has, and of errors, as they are now."""
+    from docs.configs_table import configs_table
     from docs.field_rules_table import field_rules_table
     from docs.held_out_table import held_out_table
     from docs.torch_table import torch_table
 
     lines_of = {"torch": torch_table, "held out": held_out_table}
-    lines_of["field rules"] = field_rules_table
+    lines_of |= {"field rules": field_rules_table, "configs": configs_table}
 
     def table(match: re.Match[str]) -> str:
         lines = [f"<!-- {match['of']}: {match['name']} -->", *lines_of[match["of"]](match["name"])]

@@ -377,7 +377,7 @@ def test_the_guide_to_fitting_types_what_make_does() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in PAGES if re.search(r"^<!-- (output|fields): ", text_of(path), re.M)]
+    [path for path in PAGES if re.search(r"^<!-- (output|fields|configs): ", text_of(path), re.M)]
     + sorted(GENERATED),
     ids=page_id,
 )

@@ -286,3 +286,31 @@ def reference(model: Model) -> tuple[str, Values]:
     start = max((s for s in FAMILIES if model.name.startswith(s)), key=len)
     model_type, values = FAMILIES[start]
     return model_type, values(model)
+
+
+TOWERS = ("vision", "visual", "audio", "tower", "projector")
+"""What the names of modules beside a text model have in them; the last joins both."""
+
+
+def built_parameters(config: Values) -> tuple[int, int]:
+    """Parameters that transformers builds of a config: the text model's, with its head, and those
+    of the towers beside it."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read = transformers.AutoConfig.for_model(config["model_type"], **values)
+        try:
+            model = transformers.AutoModelForCausalLM.from_config(read)
+        except ValueError:  # of wrappers
+            model = transformers.AutoModelForImageTextToText.from_config(read)
+        model.tie_weights()
+    text = tower = 0
+    for name, parameter in model.named_parameters():
+        module = ".".join(name.split(".")[:2])
+        if not any(word in module for word in TOWERS):
+            text += parameter.numel()
+        elif "projector" not in module:
+            tower += parameter.numel()
+    return text, tower

@@ -170,7 +170,7 @@ def _kind_view(model: Model, mixer: str, network: str) -> Model:
         model,
         mixers="" if mixer == "A" else mixer,
         networks="-" if network == "-" else "",
-        experts=model.experts if network == "E" else None,
+        experts=_in_each_block(model.experts) if network == "E" else None,
         delta=model.delta if mixer == "D" else None,
         mamba=model.mamba if mixer == "M" else None,
     )
@@ -184,6 +184,12 @@ def _kind_view(model: Model, mixer: str, network: str) -> Model:
         attention_gate=False,
         sliding_window=0,
     )
+
+
+def _in_each_block(experts: Experts | None) -> Experts | None:
+    if experts is None or not experts.dense_layers:
+        return experts
+    return replace(experts, dense_layers=0)
 
 
 @lru_cache(maxsize=256)

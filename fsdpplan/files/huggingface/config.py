@@ -6,10 +6,10 @@ written: a default hidden size has never been what a user meant.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from fsdpplan.errors import SpecError
@@ -18,6 +18,8 @@ from fsdpplan.files.huggingface import gpt as hf_gpt
 from fsdpplan.files.huggingface import llama as hf_llama
 from fsdpplan.files.huggingface.fields import optional_number
 from fsdpplan.files.huggingface.llama import Fields
+from fsdpplan.files.huggingface.unread import of_experts, refuse_family, refuse_mixture
+from fsdpplan.files.huggingface.wrappers import text_model
 from fsdpplan.files.table import Table, parse_json_object, path_text, read_text, short
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Dropout
@@ -48,7 +50,6 @@ OTHER_DROPOUTS = frozenset(
 """Keys that are said to be left out where the family does not read them so."""
 _DROPOUT_DEFAULTS = {"gpt2": 0.1, "opt": 0.1}
 """Where the key is absent, but for OPT's of attention."""
-_MIXTURE_KEYS = (*hf_experts.EXPERT_KEYS, "moe_intermediate_size")
 
 Reader = Callable[[Table, list[str]], Fields]
 
@@ -78,32 +79,94 @@ DENSE_FAMILIES: dict[str, Reader] = {
 MIXTURE_FAMILIES: dict[str, Reader] = {
     "deepseek_v2": hf_experts.deepseek_v2,
     "deepseek_v3": hf_experts.deepseek_v3,
+    "kimi_k2": hf_experts.deepseek_v3,
     "gpt_oss": hf_experts.gpt_oss,
     "mixtral": hf_experts.mixtral,
     "qwen2_moe": hf_experts.qwen2_moe,
     "qwen3_moe": hf_experts.qwen3_moe,
 }
 
-LATER_FAMILIES: dict[str, str] = {
-    "deepseek_v32": "deepseek_v32",
-    "glm4_moe": "glm4_moe",
-    "llama4": "llama4",
-    "llama4_text": "llama4",
-    "minimax_m2": "minimax_m2",
-    "ministral3": "ministral3",
-    "mistral3": "ministral3",
-    "nemotron_h": "nemotron_h",
-    "qwen3_5": "qwen3_5",
-    "qwen3_5_text": "qwen3_5",
-    "qwen3_5_moe": "qwen3_5_moe",
-    "qwen3_5_moe_text": "qwen3_5_moe",
-    "qwen3_next": "qwen3_next",
-    "qwen3_vl": "qwen3_vl",
-    "qwen3_vl_moe": "qwen3_vl_moe",
-    "seed_oss": "seed_oss",
-    "smollm3": "smollm3",
+LATER_FAMILIES: dict[str, dict[str, str]] = {
+    "dense": {
+        "apertus": "apertus",
+        "arcee": "arcee",
+        "cohere": "cohere",
+        "cohere2": "cohere2",
+        "cwm": "cwm",
+        "ernie4_5": "ernie4_5",
+        "exaone4": "exaone4",
+        "glm": "glm",
+        "glm4": "glm4",
+        "glm4v_text": "glm4",
+        "granite": "granite",
+        "helium": "helium",
+        "hunyuan_v1_dense": "hunyuan_v1_dense",
+        "internlm3": "internlm3",
+        "jais2": "jais2",
+        "ministral": "ministral",
+        "ministral3": "ministral3",
+        "mistral3": "ministral3",
+        "qwen2_5_vl_text": "qwen2_text",
+        "qwen2_vl_text": "qwen2_text",
+        "qwen3_vl": "qwen3_vl",
+        "qwen3_vl_text": "qwen3_vl",
+        "seed_oss": "seed_oss",
+        "smollm3": "smollm3",
+        "stablelm": "stablelm",
+        "vaultgemma": "vaultgemma",
+        "youtu": "youtu",
+    },
+    "hybrids": {
+        "deepseek_v32": "deepseek_v32",
+        "glm_moe_dsa": "glm_moe_dsa",
+        "llama4": "llama4",
+        "llama4_text": "llama4",
+        "nemotron_h": "nemotron_h",
+        "qwen3_5": "qwen3_5",
+        "qwen3_5_text": "qwen3_5",
+        "qwen3_5_moe": "qwen3_5_moe",
+        "qwen3_5_moe_text": "qwen3_5_moe",
+        "qwen3_next": "qwen3_next",
+    },
+    "states": {
+        "bailing_hybrid": "bailing_hybrid",
+        "bamba": "bamba",
+        "granitemoehybrid": "granitemoehybrid",
+        "kimi_linear": "kimi_linear",
+        "olmo_hybrid": "olmo_hybrid",
+    },
+    "sparse": {
+        "afmoe": "afmoe",
+        "axk1": "axk1",
+        "bailing_moe": "bailing_moe",
+        "bailing_moe_v2": "bailing_moe",
+        "cohere2_moe": "cohere2_moe",
+        "dots1": "dots1",
+        "ernie4_5_moe": "ernie4_5_moe",
+        "exaone_moe": "exaone_moe",
+        "flex_olmo": "flex_olmo",
+        "glm4_moe": "glm4_moe",
+        "glm4_moe_lite": "glm4_moe_lite",
+        "glm4v_moe_text": "glm4_moe_text",
+        "granitemoe": "granitemoe",
+        "granitemoeshared": "granitemoe",
+        "hunyuan_v1_moe": "hunyuan_v1_moe",
+        "hy_v3": "hy_v3",
+        "laguna": "laguna",
+        "mellum": "mellum",
+        "mimo_v2_flash": "mimo_v2_flash",
+        "minimax_m2": "minimax_m2",
+        "minimax_m3_vl_text": "minimax_m3",
+        "mistral4": "mistral4",
+        "olmoe": "olmoe",
+        "phimoe": "phimoe",
+        "qwen3_vl_moe": "qwen3_vl_moe",
+        "qwen3_vl_moe_text": "qwen3_vl_moe",
+        "solar_open": "solar_open",
+        "step3p5": "step3p5",
+    },
 }
-"""Readers in `hybrids`, which is read where one of them is asked for."""
+"""Readers of few configs by the module of this folder that is read where one is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,18 +190,20 @@ def read_hf_config(path: Path | str) -> LoadedModel:
 
 def parse_hf_config(text: str, *, where: str, name: str) -> LoadedModel:
     """The model in the text of a `config.json`; `where` names the file in messages."""
-    table = Table(where=where, values=parse_json_object(text, where=where))
-    reader = _reader(table)
+    whole = Table(where=where, values=parse_json_object(text, where=where))
     notes: list[str] = []
+    table = text_model(whole, notes)
+    family = _family(whole, table)
+    reader = _reader(table, family)
     try:
         model = Model(name=name, **reader(table, notes))
     except SpecError as error:
         if str(error).startswith(where):
             raise
         raise SpecError(f"{where}: {error}") from error
-    dropout = _dropout(table, notes)
+    dropout = _dropout(table, family, notes)
     notes += _left_out(table)
-    if "quantization_config" in table.values:
+    if "quantization_config" in whole.values or "quantization_config" in table.values:
         notes.append("quantization_config is left out: training keeps its weights in fp32")
     return LoadedModel(model=model, notes=tuple(notes), dropout=dropout)
 
@@ -153,20 +218,15 @@ hardly hang on them, and the trainer takes no published weights of such a model.
 
 
 def _left_out(table: Table) -> list[str]:
-    places = [table.values]
-    if isinstance(inner := table.values.get("text_config"), dict):
-        places.append(inner)
     return [
-        f"{key} {short(values[key])} is left out: {instead}"
-        for values in places
+        f"{key} {short(table.values[key])} is left out: {instead}"
         for key, instead in LEFT_OUT.items()
-        if values.get(key) is not None
+        if table.values.get(key) is not None
     ]
 
 
-def _dropout(table: Table, notes: list[str]) -> Dropout | None:
+def _dropout(table: Table, family: str, notes: list[str]) -> Dropout | None:
     """The probabilities of the config, or of its family; the others are noted."""
-    family = table.text("model_type")
     keys = DROPOUTS.get(family, {"attention": "attention_dropout"})
     if family in ("falcon", "mpt"):
         keys = {}
@@ -196,34 +256,31 @@ def _model_name(file: Path) -> str:
 
 def families() -> list[str]:
     """Each `model_type` that is read."""
-    return sorted([*DENSE_FAMILIES, *MIXTURE_FAMILIES, *LATER_FAMILIES])
+    later = [family for readers in LATER_FAMILIES.values() for family in readers]
+    return sorted([*DENSE_FAMILIES, *MIXTURE_FAMILIES, *later])
 
 
-def _reader(table: Table) -> Reader:
+def _family(whole: Table, text: Table) -> str:
+    """The family of a config: its own where that is read, of a wrapper else its text model's."""
+    family = whole.text("model_type")
+    if text is whole or family in families():
+        return family
+    if text.values.get("model_type") is None:
+        return family
+    return text.text("model_type")
+
+
+def _reader(table: Table, family: str) -> Reader:
     """The reader of the config's family."""
-    family = table.text("model_type")
     if family in MIXTURE_FAMILIES:
         return MIXTURE_FAMILIES[family]
-    if family in LATER_FAMILIES:
-        from fsdpplan.files.huggingface import hybrids  # of few configs
-
-        reader: Reader = getattr(hybrids, LATER_FAMILIES[family])
-        return reader
-    for key in _MIXTURE_KEYS:
-        if isinstance(table.values.get(key), int) and table.values[key] > 1:
-            raise SpecError(
-                f"{table.field(key)} = {short(table.values[key])}: a mixture of experts of a "
-                f"family that is not read; those read: {', '.join(families())}. Give its "
-                "size: --params with --active-params"
-            )
+    for module, readers in LATER_FAMILIES.items():
+        if family in readers:
+            later = import_module(f"fsdpplan.files.huggingface.{module}")
+            reader: Reader = getattr(later, readers[family])
+            return reader
+    if key := of_experts(table):
+        raise refuse_mixture(table, key, family, families())
     if family not in DENSE_FAMILIES:
-        near = difflib.get_close_matches(family[:100], families(), n=2, cutoff=0.6)
-        kind = " (it holds several models)" if "text_config" in table.values else ""
-        kind += f"; nearest: {' and '.join(near)}" if near else ""
-        raise SpecError(
-            f"{table.field('model_type')} {short(family)} is not read{kind}; supported: "
-            f"{', '.join(families())}. Give "
-            "the shape of another dense decoder itself: --layers --hidden --ffn-hidden --heads "
-            "--kv-heads --vocab"
-        )
+        raise refuse_family(table, family, families(), wraps=bool(table.prefix))
     return DENSE_FAMILIES[family]

@@ -6,15 +6,19 @@ widths of experts must be written.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface.fields import (
     either,
     head_dim,
+    letters,
     optional_flag,
     optional_integer,
     optional_number,
     require_flag,
     rope_scaling,
+    whole_pattern,
     windows,
 )
 from fsdpplan.files.huggingface.llama import (
@@ -27,7 +31,7 @@ from fsdpplan.files.huggingface.llama import (
 from fsdpplan.files.table import Table
 from fsdpplan.spec.model import Experts, LatentAttention, Router
 
-EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
 def experts_of(table: Table) -> int:
@@ -58,13 +62,30 @@ def dense_at_start(table: Table, key: str) -> int:
     return len(numbers)
 
 
+def with_places(table: Table, experts: Experts, *, dense_layers: int) -> Fields:
+    """`experts`, and which blocks have them: by `mlp_layer_types`, else those behind the first
+    `first_k_dense_replace`, `dense_layers` where that is absent."""
+    layers = table.integer("num_hidden_layers")
+    if table.values.get("mlp_layer_types") is None:
+        first = optional_integer(table, "first_k_dense_replace", dense_layers, lowest=0)
+        return {"experts": replace(experts, dense_layers=first)}
+    found = letters(table, "mlp_layer_types", layers, {"dense": "F", "sparse": "E"})
+    kinds = whole_pattern(found, layers)
+    if "E" not in kinds:
+        return {"experts": None}
+    first = kinds.index("E")
+    if "F" not in kinds[first:]:
+        return {"experts": replace(experts, dense_layers=first)}
+    return {"experts": experts, "networks": found}
+
+
 def require_every_block(table: Table, key: str) -> None:
     """Raise where `key` says that some blocks between the others have none."""
     if optional_integer(table, key, 1) != 1:
         raise table.wrong(key, "1: experts in each block, but for some at the start")
 
 
-def _normalised(table: Table) -> Router:
+def plain_router(table: Table) -> Router:
     """A softmax over all experts, divided by the sum of the chosen where the config says so."""
     return Router(
         normalised=optional_flag(table, "norm_topk_prob", False),
@@ -87,7 +108,7 @@ def qwen2_moe(table: Table, notes: list[str]) -> Fields:
         shared_hidden=table.integer("shared_expert_intermediate_size"),
         shared_gate=True,
         dense_layers=dense_at_start(table, "mlp_only_layers"),
-        router=_normalised(table),
+        router=plain_router(table),
     )
     return (
         decoder(table, notes, kv_heads=16, max_positions=32768)
@@ -119,7 +140,7 @@ def qwen3_moe(table: Table, notes: list[str]) -> Fields:
         active=table.integer("num_experts_per_tok"),
         hidden=table.integer("moe_intermediate_size"),
         dense_layers=dense_at_start(table, "mlp_only_layers"),
-        router=_normalised(table),
+        router=plain_router(table),
     )
     windowed = qwen_windows(table, notes)
     return (
@@ -219,9 +240,13 @@ def _deepseek(
         active=table.integer("num_experts_per_tok"),
         hidden=width,
         shared_hidden=width * optional_integer(table, "n_shared_experts", shared, lowest=0),
-        dense_layers=optional_integer(table, "first_k_dense_replace", dense_layers, lowest=0),
         router=router,
     )
+    return latent_attention(table, notes) | with_places(table, experts, dense_layers=dense_layers)
+
+
+def latent_attention(table: Table, notes: list[str]) -> Fields:
+    """A decoder with latent attention, without its experts."""
     rotated = table.integer("qk_rope_head_dim")
     latent = LatentAttention(
         kv_rank=table.integer("kv_lora_rank"),
@@ -238,7 +263,6 @@ def _deepseek(
     return fields | {
         "rope_scaling": rope_scaling(table, of_scores=True),
         "head_dim": table.integer("qk_nope_head_dim") + rotated,
-        "experts": experts,
         "latent": latent,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -184,7 +185,7 @@ def windows(
     """
     every = full_every
     if table.values.get("layer_types") is not None:
-        every = _full_every(table, layers)
+        every = _full_every(table, layers, notes)
     if not window or every == 1:
         return {}
     notes.append(
@@ -194,16 +195,62 @@ def windows(
     return {"sliding_window": window, "full_attention_every": every}
 
 
-def _full_every(table: Table, layers: int) -> int:
-    """N where each Nth of `layer_types` is full and the others slide; N > layers: none is."""
-    kinds = table.values["layer_types"]
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise table.wrong("layer_types", f"a list of {layers} kinds, one a layer")
-    full = [kind == "full_attention" for kind in kinds]
-    every = full.index(True) + 1 if True in full else layers + 1
-    known = all(kind in ("full_attention", "sliding_attention") for kind in kinds)
-    if not known or full != [(i + 1) % every == 0 for i in range(layers)]:
-        raise table.wrong(
-            "layer_types", "sliding_attention but for each Nth layer, which is full_attention"
-        )
+def _full_every(table: Table, layers: int, notes: list[str]) -> int:
+    """N where each Nth of `layer_types` is full and the others slide; N > layers: none is. Of
+    another order the N that has as many full blocks, or nearly."""
+    words = {"full_attention": "f", "sliding_attention": "s"}
+    found = letters(table, "layer_types", layers, words)
+    kinds = whole_pattern(found, layers)
+    full = kinds.count("f")
+    every = kinds.index("f") + 1 if full else layers + 1
+    if kinds == "".join("f" if (i + 1) % every == 0 else "s" for i in range(layers)):
+        return every
+    every = min(range(2, layers + 2), key=lambda n: abs(layers // n - full))
+    notes.append(
+        f"layer_types has {full} blocks that see everything in an order of its own: planned is the "
+        f"last of each {every}, {layers // every} in all"
+    )
     return every
+
+
+def letters(table: Table, key: str, layers: int, words: dict[str, str]) -> str:
+    """A letter for each block, by the list of their kinds; the shortest run that is repeated."""
+    kinds = table.values[key]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise table.wrong(key, f"a list of {layers} kinds, one a layer")
+    strange = [kind for kind in kinds if not isinstance(kind, str) or kind not in words]
+    if strange:
+        raise SpecError(
+            f"{table.field(key)} has {short(strange[0])}: the kinds of blocks that are planned are "
+            f"{', '.join(words)}; give the size of another model by --params"
+        )
+    return period("".join(words[kind] for kind in kinds))
+
+
+def period(pattern: str) -> str:
+    """The shortest beginning of `pattern` that makes all of it, said over and over."""
+    return next(
+        pattern[:size]
+        for size in range(1, len(pattern) + 1)
+        if (pattern[:size] * (len(pattern) // size + 1))[: len(pattern)] == pattern
+    )
+
+
+def whole_pattern(found: str, layers: int) -> str:
+    """A letter for each of `layers` blocks, by what is repeated."""
+    return (found * layers)[:layers]
+
+
+def renamed(table: Table, names: dict[str, str]) -> Table:
+    """The table with the value of each key of `names` under its other name, where that is free."""
+    values = dict(table.values)
+    for key, other in names.items():
+        if key in values and values.get(other) is None:
+            values[other] = values[key]
+    return replace(table, values=values)
+
+
+def with_default(table: Table, **defaults: object) -> Table:
+    """The table with the family's own values of keys that are absent or null."""
+    written = {key: value for key, value in table.values.items() if value is not None}
+    return replace(table, values={**table.values, **defaults, **written})

@@ -16,65 +16,31 @@ from fsdpplan.files.huggingface.experts import (
     dense_at_start,
     experts_of,
     grouped_sigmoid,
-    qwen3_moe,
     require_every_block,
 )
 from fsdpplan.files.huggingface.fields import (
     activation,
     head_dim,
+    letters,
     note_partial,
     note_ungated,
     optional_flag,
     optional_integer,
     optional_number,
+    period,
     require_flag,
-    rope_scaling,
     rope_theta,
+    whole_pattern,
+    with_default,
 )
-from fsdpplan.files.huggingface.llama import Fields, attention_bias, decoder, qwen3
+from fsdpplan.files.huggingface.llama import Fields, attention_bias, decoder
 from fsdpplan.files.table import Table, short
 from fsdpplan.spec.model import DeltaRule, Experts, Indexer, LatentAttention, Mamba2, Router
-
-
-def text_of(table: Table, notes: list[str]) -> Table:
-    """The text model of a config that has a vision tower too."""
-    if table.values.get("text_config") is None:
-        return table
-    notes.append("the vision tower is left out: only the text model is planned")
-    text = table.table("text_config")
-    values = dict(text.values)
-    if table.values.get("tie_word_embeddings") is not None:
-        values.setdefault("tie_word_embeddings", table.values["tie_word_embeddings"])
-    return replace(text, values=values)
-
-
-def letters(table: Table, key: str, layers: int, words: dict[str, str]) -> str:
-    """A letter for each block, by the list of their kinds; the shortest run that is repeated."""
-    kinds = table.values[key]
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise table.wrong(key, f"a list of {layers} kinds, one a layer")
-    strange = [kind for kind in kinds if not isinstance(kind, str) or kind not in words]
-    if strange:
-        raise SpecError(
-            f"{table.field(key)} has {short(strange[0])}: the kinds of blocks that are planned are "
-            f"{', '.join(words)}; give the size of another model by --params"
-        )
-    return period("".join(words[kind] for kind in kinds))
-
-
-def period(pattern: str) -> str:
-    """The shortest beginning of `pattern` that makes all of it, said over and over."""
-    return next(
-        pattern[:size]
-        for size in range(1, len(pattern) + 1)
-        if (pattern[:size] * (len(pattern) // size + 1))[: len(pattern)] == pattern
-    )
 
 
 def llama4(table: Table, notes: list[str]) -> Fields:
     """Llama 4's text model: a shared expert and one of many, in each block or each second one;
     three of four blocks see chunks of a sequence, the fourth all of it without positions."""
-    table = text_of(table, notes)
     layers = table.integer("num_hidden_layers")
     plain = {k: v for k, v in table.values.items() if k not in ("rope_scaling", "rope_parameters")}
     fields = decoder(
@@ -141,49 +107,13 @@ def _chunks(table: Table, layers: int) -> Fields:
     return {"sliding_window": size, "full_attention_every": every, "window_kind": "chunked"}
 
 
-def glm4_moe(table: Table, notes: list[str]) -> Fields:
-    """GLM 4.5 and 4.6: a mixture as DeepSeek-V3's behind grouped-query attention."""
-    if optional_integer(table, "num_nextn_predict_layers", 0, lowest=0):
-        notes.append(SECOND_TOKEN)
-    rotated = optional_number(table, "partial_rotary_factor", 0.5)
-    if rotated != 1.0 and "partial_rotary_factor" not in table.values:
-        note_partial(notes, f"partial_rotary_factor {rotated:g}")
-    width = table.integer("moe_intermediate_size")
-    experts = Experts(
-        experts=experts_of(table),
-        active=table.integer("num_experts_per_tok"),
-        hidden=width,
-        shared_hidden=width * optional_integer(table, "n_shared_experts", 1, lowest=0),
-        dense_layers=optional_integer(table, "first_k_dense_replace", 1, lowest=0),
-        router=grouped_sigmoid(table, scaling=1.0, groups=1, chosen=1),
-    )
-    return decoder(table, notes, kv_heads=8, max_positions=131072, epsilon=1e-5, partial=True) | {
-        "head_dim": head_dim(table),
-        "attention_bias": optional_flag(table, "attention_bias", False),
-        "qk_norm": optional_flag(table, "use_qk_norm", False),
-        "experts": experts,
-    }
-
-
-def minimax_m2(table: Table, notes: list[str]) -> Fields:
-    """MiniMax M2: experts in each block, norms over all heads' queries and keys."""
-    if optional_flag(table, "use_mtp", False):
-        notes.append(SECOND_TOKEN)
-    rotated = optional_integer(table, "rotary_dim", head_dim(table))
-    if rotated != head_dim(table):
-        note_partial(notes, f"rotary_dim {rotated} of {head_dim(table)}")
-    experts = Experts(
-        experts=experts_of(table),
-        active=table.integer("num_experts_per_tok"),
-        hidden=table.integer("intermediate_size"),
-        router=Router(scores="sigmoid"),
-    )
-    return decoder(table, notes, kv_heads=8, max_positions=196608, partial=True) | {
-        "head_dim": head_dim(table),
-        "qk_norm": True,
-        "qk_norm_width": "all_heads",
-        "experts": experts,
-    }
+def glm_moe_dsa(table: Table, notes: list[str]) -> Fields:
+    """GLM 5: DeepSeek-V3.2 with one group; some blocks may take the keys that others chose."""
+    kinds = table.values.get("indexer_types") or table.values.get("index_topk_pattern") or ()
+    shared = sum(str(kind).lower().startswith("s") for kind in kinds)
+    if shared:
+        notes.append(f"{shared} blocks that choose no keys themselves are planned as if they did")
+    return deepseek_v32(with_default(table, n_group=1, topk_group=1, q_lora_rank=2048), notes)
 
 
 def deepseek_v32(table: Table, notes: list[str]) -> Fields:
@@ -256,14 +186,12 @@ def qwen3_next(table: Table, notes: list[str]) -> Fields:
 
 def qwen3_5(table: Table, notes: list[str]) -> Fields:
     """Qwen 3.5's text model, dense."""
-    table = text_of(table, notes)
     shape = decoder(table, notes, kv_heads=4, max_positions=32768, partial=True)
     return shape | _gated_delta(table, notes)
 
 
 def qwen3_5_moe(table: Table, notes: list[str]) -> Fields:
     """Qwen 3.5's text model with experts."""
-    table = text_of(table, notes)
     values = dict(table.values)
     experts = _qwen_experts(table, normalised=True)
     values.setdefault("intermediate_size", experts.hidden)  # no block has a dense network
@@ -341,7 +269,7 @@ def _nemotron_pattern(table: Table) -> str:
         kinds = table.values.get(key)
         if kinds is not None:
             layers = len(kinds) if isinstance(kinds, list) else 0
-            return _whole(letters(table, key, layers, NEMOTRON_KINDS), layers)
+            return whole_pattern(letters(table, key, layers, NEMOTRON_KINDS), layers)
     pattern = table.text("hybrid_override_pattern")
     strange = sorted(set(pattern) - set(NEMOTRON_LETTERS))
     if strange or not pattern:
@@ -351,10 +279,6 @@ def _nemotron_pattern(table: Table) -> str:
             "give the size of another model by --params"
         )
     return pattern
-
-
-def _whole(found: str, layers: int) -> str:
-    return (found * layers)[:layers]
 
 
 def _nemotron_mamba(table: Table) -> Mamba2:
@@ -380,46 +304,3 @@ def _nemotron_experts(table: Table) -> Experts:
         shared_hidden=table.integer("moe_shared_expert_intermediate_size"),
         router=grouped_sigmoid(table, scaling=1.0, groups=1, chosen=1),
     )
-
-
-def smollm3(table: Table, notes: list[str]) -> Fields:
-    """SmolLM 3: each fourth block has no positions."""
-    require_flag(table, "use_sliding_window", False, "it is planned without windows")
-    if optional_integer(table, "no_rope_layer_interval", 4) or table.values.get("no_rope_layers"):
-        notes.append("blocks without positions are planned and trained with rotary ones")
-    tied = replace(table, values={"tie_word_embeddings": True, **table.values})
-    return (
-        decoder(tied, notes, kv_heads=4, max_positions=32768)
-        | attention_bias(table)
-        | {"head_dim": head_dim(table), "mlp_bias": optional_flag(table, "mlp_bias", False)}
-    )
-
-
-def ministral3(table: Table, notes: list[str]) -> Fields:
-    """Ministral 3's text model."""
-    table = text_of(table, notes)
-    fields = decoder(table, notes, kv_heads=8, max_positions=262144, epsilon=1e-5)
-    return fields | {
-        "head_dim": optional_integer(table, "head_dim", 128),
-        "rope_scaling": rope_scaling(table),
-    }
-
-
-def seed_oss(table: Table, notes: list[str]) -> Fields:
-    """Seed-OSS: biases on queries, keys and values."""
-    return decoder(table, notes, kv_heads=8, max_positions=524288) | {
-        "head_dim": optional_integer(table, "head_dim", 128),
-        "attention_bias": optional_flag(table, "attention_bias", True),
-        "attention_output_bias": optional_flag(table, "attention_out_bias", False),
-        "mlp_bias": optional_flag(table, "mlp_bias", False),
-    }
-
-
-def qwen3_vl(table: Table, notes: list[str]) -> Fields:
-    """Qwen 3 VL's text model, which is a Qwen 3."""
-    return qwen3(text_of(table, notes), notes)
-
-
-def qwen3_vl_moe(table: Table, notes: list[str]) -> Fields:
-    """Qwen 3 VL's text model with experts, which is a Qwen 3 with experts."""
-    return qwen3_moe(text_of(table, notes), notes)

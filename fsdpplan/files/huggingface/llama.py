@@ -5,6 +5,7 @@ Defaults of absent keys are those of the configuration classes of transformers 5
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fsdpplan.files.huggingface.fields import (
@@ -205,7 +206,4 @@ GEMMA3_TEXT_DEFAULTS = {
 
 def gemma3_with_vision(table: Table, notes: list[str]) -> Fields:
     """Gemma 3 from 4B on: the text model of a config that has a vision tower too."""
-    text = table.table("text_config")
-    notes.append("the vision tower is left out: only the text model is planned")
-    values = GEMMA3_TEXT_DEFAULTS | dict(text.values)
-    return gemma3(Table(where=text.where, values=values, prefix=text.prefix), notes)
+    return gemma3(replace(table, values=GEMMA3_TEXT_DEFAULTS | dict(table.values)), notes)
