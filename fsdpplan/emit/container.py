@@ -46,21 +46,12 @@ class Container:
 
 
 def step_lines(container: Container | None, *, folder: str | None) -> list[str]:
-    """Lines that set `container`, the words of srun for a step inside it; none without pyxis.
-
-    The working folder, the run's and the job's are seen inside under their own names. Pyxis passes
-    the environment in. Source: github.com/NVIDIA/pyxis, wiki, Usage.
-    """
+    """Lines that set `container`, the words of srun for a step inside it; none without pyxis."""
     if container is None or container.runtime != "pyxis":
         return []
     mounts = "".join(f"{_pair(mount)}," for mount in container.mounts)
-    return [
-        f'local mounts={shell_word(mounts) if mounts else ""}"$PWD:$PWD"',
-        'mounts+=",$FSDPPLAN_RUN_FOLDER:$FSDPPLAN_RUN_FOLDER"',
-        *(['mounts+=",$FSDPPLAN_JOB_FOLDER:$FSDPPLAN_JOB_FOLDER"'] if folder is not None else []),
-        f"local container=(--container-image={shell_word(container.image)}",
-        '  --container-workdir="$PWD" --container-mounts="$mounts")',
-    ]
+    own = "" if folder is None else ' "$FSDPPLAN_JOB_FOLDER"'
+    return [f"in_container {shell_word(container.image)} {shell_word(mounts)}{own}"]
 
 
 _GPUS_INSIDE = {"nvidia": "--nv ", "amd": "--rocm "}
@@ -79,16 +70,6 @@ def prefix_words(container: Container | None, *, device: Device, folder: str | N
     own = ("" if folder is None else '--bind="$FSDPPLAN_JOB_FOLDER" ') + own
     gpus = _GPUS_INSIDE[device.vendor] if device.kind == "cuda" else ""
     return f"apptainer exec {gpus}{binds}{own}{shell_word(container.image)} "
-
-
-def missing_lines(container: Container | None) -> list[str]:
-    """Lines of `check_node` for what a node needs to start the container."""
-    if container is None or container.runtime != "apptainer":
-        return []
-    return [
-        "command -v apptainer >/dev/null ||",
-        '  refuse "$here: apptainer is not on PATH: load its module by --env-setup, or install it"',
-    ]
 
 
 def _pair(mount: str) -> str:

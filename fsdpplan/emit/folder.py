@@ -8,8 +8,14 @@ from fsdpplan.emit.alerts import alert_rules
 from fsdpplan.emit.job import Job
 from fsdpplan.emit.safe_text import shell_word
 from fsdpplan.emit.slurm.header import PLAN_NAME, plan_digest
-from fsdpplan.emit.slurm.node import NEAR_NAME, NODE_CHECK_NAME, TRAINER_NAME
-from fsdpplan.emit.slurm.node_check import binds, near_check, node_check
+from fsdpplan.emit.slurm.node import TRAINER_NAME
+from fsdpplan.emit.slurm.node_check import (
+    NEAR_NAME,
+    NODE_CHECK_NAME,
+    binds,
+    near_check,
+    node_check,
+)
 from fsdpplan.emit.slurm.parts import part_names, part_text
 from fsdpplan.emit.slurm.script import render_launch
 from fsdpplan.emit.trainer_program import Trainer

@@ -66,11 +66,6 @@ def test_what_is_switched_off_is_absent() -> None:
     assert off == set(folder_files("/job"))
 
 
-def test_an_administrator_reads_it_in_five_minutes() -> None:
-    for job in JOBS:
-        assert folder_files("/job", job)["job.sbatch"].count("\n") < 165
-
-
 def test_a_relative_folder_or_a_program_of_ones_own_is_refused() -> None:
     with pytest.raises(SpecError, match="absolute"):
         folder_files("job")

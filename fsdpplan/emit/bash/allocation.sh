@@ -19,6 +19,14 @@ enter_allocation() {
     fi
     hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
   fi
+  local host
+  for host in $hosts; do
+    case " $excluded " in
+      *" $host "*)
+        refuse "allocation $SLURM_JOB_ID has $host, which this job excludes: sbatch $0 asks for" \
+          "others" ;;
+    esac
+  done
   # What an interactive step says of its own task srun would take for ours, and it wants a task's
   # cores from one place.
   unset "${!SLURM_CPU_BIND@}" SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK

@@ -8,5 +8,7 @@ meet() {
   FSDPPLAN_HOSTS=$(with_commas "${chosen[@]}")
   FSDPPLAN_PORT=${port:-$((20000 + (SLURM_JOB_ID + 1000 * (attempt - 1)) % 10000))}
   FSDPPLAN_RUN="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$attempt"
+  # Where each node unpacks an image first, at its own pace.
+  [ "$join_seconds" -le 60 ] || export FSDPPLAN_JOIN_SECONDS=$join_seconds
   export FSDPPLAN_HEAD FSDPPLAN_HOSTS FSDPPLAN_PORT FSDPPLAN_RUN
 }

@@ -14,7 +14,7 @@ from fsdpplan.emit.nccl.variables import (
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.safe_text import shell_word
 from fsdpplan.emit.slurm.header import METRICS_LINE, plan_digest, plan_lines
-from fsdpplan.emit.slurm.node import check_function, prepare_lines, program_words
+from fsdpplan.emit.slurm.node import check_lines, prepare_lines, program_words
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan
 
@@ -75,16 +75,17 @@ def commented(lines: list[str]) -> list[str]:
 
 STRICT = (
     "# Strings from options are literal (SC2016, SC2088, SC1003, SC1112), a cloud's script is on",
-    "# the hosts only (SC1091), traps call functions (SC2317, SC2329).",
-    "# shellcheck disable=SC1003,SC1091,SC1112,SC2016,SC2088,SC2317,SC2329",
+    "# the hosts only (SC1091), traps call functions (SC2317, SC2329), commas are commas (SC2054),",
+    "# and parts read what is named here (SC2034).",
+    "# shellcheck disable=SC1003,SC1091,SC1112,SC2016,SC2034,SC2054,SC2088,SC2317,SC2329",
     "set -euo pipefail",
     'refuse() { echo "fsdpplan: $*" >&2; exit 5; }',
 )
 
 
 def host_lines(order: Order) -> list[str]:
-    """Bash: the plan, the environment, `check_node`, and `start_ranks`, which wants HEAD_NODE, the
-    name by which others reach the first host, NODE_RANK and PORT."""
+    """Bash: the plan, the environment, what `check_node` reads, and `start_ranks`, which wants
+    HEAD_NODE, the name by which others reach the first host, NODE_RANK and PORT."""
     job = order.job
     metrics = [] if job.metrics is None else [METRICS_LINE + shell_word(job.metrics)]
     return [
@@ -93,7 +94,9 @@ def host_lines(order: Order) -> list[str]:
         *variables_lines(order),
         *metrics,
         "",
-        *check_function(plan=order.plan, job=job, version=order.version),
+        "# What the check of a host takes for granted.",
+        f"needed={order.plan.cluster.nodes}",
+        *check_lines(plan=order.plan, job=job, version=order.version),
         "",
         "# Starts the ranks of this host.",
         "start_ranks() {",

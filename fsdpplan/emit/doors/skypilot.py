@@ -14,6 +14,7 @@ from fsdpplan.emit.doors.launch_lines import STRICT, host_lines, meeting_lines
 from fsdpplan.emit.order import Order, refuse_others
 from fsdpplan.emit.segments import unsaid_lines
 from fsdpplan.emit.slurm.header import header_lines
+from fsdpplan.emit.slurm.parts import packed_parts
 from fsdpplan.emit.yaml_text import YamlValue, yaml_text
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
@@ -96,6 +97,8 @@ def _run(order: Order) -> list[str]:
     return [
         *STRICT,
         *host_lines(order),
+        "",
+        *packed_parts(("check",), plan=order.plan),
         "",
         'HEAD_NODE=$(sed -n 1p <<<"$SKYPILOT_NODE_IPS")',
         "NODE_RANK=$SKYPILOT_NODE_RANK",

@@ -12,8 +12,8 @@ from fsdpplan.emit.job import Job, tries_first
 from fsdpplan.emit.nccl.variables import reasoned_lines, set_up_lines
 from fsdpplan.emit.order import Order
 from fsdpplan.emit.safe_text import shell_word
-from fsdpplan.emit.slurm.node import check_function, prepare_lines, program_words
-from fsdpplan.emit.slurm.parts import part_text
+from fsdpplan.emit.slurm.node import check_lines, prepare_lines, program_words
+from fsdpplan.emit.slurm.parts import packed_parts, part_text
 from fsdpplan.emit.trainer_program import Trainer
 from fsdpplan.spec.plan import Plan
 
@@ -58,16 +58,21 @@ def start_script(order: Order, meeting: Meeting) -> str:
         [
             "#!/bin/bash",
             "# Runs in each pod: looks at it, then hands over to torchrun.",
-            "# shellcheck disable=SC1003,SC1091,SC1112,SC2016,SC2088,SC2317,SC2329",
+            "# shellcheck disable=SC1003,SC1091,SC1112,SC2016,SC2034,SC2054,SC2088,SC2317,SC2329",
             "set -euo pipefail",
             'refuse() { echo "fsdpplan: $*" >&2; exit 5; }',
         ],
         set_up_lines(job),
         _variables(plan, job),
         _where(plan, job, meeting),
-        check_function(plan=plan, job=job, version=order.version),
+        [
+            "# What the check of a pod takes for granted.",
+            f"needed={plan.cluster.nodes}",
+            *check_lines(plan=plan, job=job, version=order.version),
+        ],
         _start(plan, job),
         _signals(job),
+        packed_parts(("check",), plan=plan),
         _go(plan, job),
         _end(),
     ]

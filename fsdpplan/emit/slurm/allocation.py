@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdpplan.emit.container import step_lines
-from fsdpplan.emit.job import Job, excluded_hosts, starts_again, trial_words, tries_first
+from fsdpplan.emit.job import Job, starts_again, trial_words, tries_first
 from fsdpplan.emit.safe_text import shell_word
 from fsdpplan.emit.slurm.node import CONTAINER_JOIN_SECONDS
 from fsdpplan.emit.slurm.parts import heeds_limit, logs_nccl, watches
@@ -23,15 +23,14 @@ def attempt_lines(*, plan: Plan, job: Job) -> list[str]:
     again = starts_again(job)
     wait = LAST_NODE_SECONDS + (0 if job.container is None else CONTAINER_JOIN_SECONDS)
     return [
-        *_join_seconds(nodes=nodes, job=job),
         "# One start on the nodes that were chosen: `step` is the srun for them.",
         "run_attempt() {",
         *(f"  {line}" for line in step_lines(job.container, folder=job.folder)),
         "  code=0 trained=''" if again else "  code=0",
         "  # First all nodes are looked at, so that each one that fails is named.",
         f'  "${{step[@]}}"{inside}{label} --kill-on-bad-exit=0 --wait={wait} \\',
-        '    bash -c "$(declare -f refuse check_node); check_node" || code=$?',
-        *_missing_pyxis(job),
+        '    bash -c "$(for_nodes); check_node" || code=$?',
+        *(["  require_pyxis"] if inside else []),
         '  [ "$code" = 0 ] || return 0',
         *_preflight(nodes=nodes, job=job, inside=inside + label),
         "  # A signal that came meanwhile counts now.",
@@ -53,7 +52,6 @@ def in_allocation(*, job: Job) -> list[str]:
     """Lines that check the allocation, and live in it."""
     return [
         "enter_allocation",
-        *_without_excluded(excluded_hosts(job)),
         *said_lines(job),
         "live",
     ]
@@ -67,44 +65,7 @@ def said_lines(job: Job) -> list[str]:
 
 
 def _start_ranks(word: str = "") -> str:
-    return f'"$(declare -f start_ranks end_left_ranks); start_ranks $needed $ranks{word}"'
-
-
-def _join_seconds(*, nodes: int, job: Job) -> list[str]:
-    if nodes == 1 or job.container is None:
-        return []
-    return [
-        "# Each node unpacks the image first, at its own pace.",
-        f"export FSDPPLAN_JOIN_SECONDS={CONTAINER_JOIN_SECONDS}",
-    ]
-
-
-def _without_excluded(excluded: tuple[str, ...]) -> list[str]:
-    """Lines that refuse an allocation, made by hand, with a node that the job must not get."""
-    if not excluded:
-        return []
-    return [
-        "for host in $hosts; do",
-        '  case "$host" in',
-        f"    {'|'.join(map(shell_word, excluded))})",
-        '      refuse "allocation $SLURM_JOB_ID has $host, which this job excludes: sbatch $0'
-        ' asks for others" ;;',
-        "  esac",
-        "done",
-    ]
-
-
-def _missing_pyxis(job: Job) -> list[str]:
-    """What srun itself says of an option that a plugin would bring helps nobody."""
-    if not step_lines(job.container, folder=job.folder):
-        return []
-    return [
-        '  if [ "$code" != 0 ] && [[ "$(srun --help 2>/dev/null)" != *--container-image* ]]; then',
-        "    code=5",
-        '    give_up "srun has no --container-image here, so pyxis is missing: have it installed,'
-        ' or emit with --container-runtime apptainer"',
-        "  fi",
-    ]
+    return f'"$(for_nodes); start_ranks $needed $ranks{word}"'
 
 
 def _preflight(*, nodes: int, job: Job, inside: str) -> list[str]:

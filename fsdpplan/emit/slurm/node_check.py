@@ -14,6 +14,10 @@ from fsdpplan.spec.plan import Plan
 from fsdpplan.spec.torch_features import NUMA_BINDING, torch_need
 from fsdpplan.spec.trainer_options import data_share
 
+NODE_CHECK_NAME = "parts/node_check.py"
+NEAR_NAME = "parts/near.py"
+"""What a job folder has of the programs."""
+
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 """Where the driver has them. Source: CUDA driver API, cuMemCreate; NVIDIA IMEX guide."""
 

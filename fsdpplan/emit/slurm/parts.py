@@ -1,24 +1,35 @@
-"""The parts of a job script that are the same in every job: files of bash, in the folder `bash`.
+"""The parts of a job script that are the same in every job: files of bash, in the folder `bash`,
+and what each node runs of `fsdpplan.node`.
 
-A job folder has those that its job needs as files, and its script sources them; a script that is
-one file has their text. What is switched off is in neither.
+A job folder has those that its job needs as files, and its script calls them; a script that is one
+file has them packed. What is switched off is in neither.
 """
 
 from __future__ import annotations
 
 from importlib.resources import files
 
+from fsdpplan.emit.container import step_lines
 from fsdpplan.emit.job import (
     MARGIN_SECONDS,
     STEPS_TO_LEAVE,
     Job,
+    excluded_hosts,
     later_starts,
     requeues,
     saves_to,
     starts_again,
 )
 from fsdpplan.emit.nccl.adapters import adapter_words
+from fsdpplan.emit.packed import packed_lines
 from fsdpplan.emit.safe_text import shell_word
+from fsdpplan.emit.slurm.node_check import (
+    NEAR_NAME,
+    NODE_CHECK_NAME,
+    binds,
+    near_check,
+    node_check,
+)
 from fsdpplan.spec.plan import Plan
 
 
@@ -27,11 +38,14 @@ def part_names(*, plan: Plan, job: Job) -> tuple[str, ...]:
     needed = {
         "signals": True,
         "here": runs_here(plan),
+        "check": True,
+        "ranks": True,
         "left": True,
         "allocation": True,
         "records": True,
         "nodes": True,
         "meet": plan.cluster.nodes > 1,
+        "pyxis": bool(step_lines(job.container, folder=job.folder)),
         "nccl": logs_nccl(plan=plan, job=job),
         "once": not starts_again(job),
         "again": starts_again(job),
@@ -53,18 +67,34 @@ def part_purpose(name: str) -> str:
 
 
 def part_lines(*, plan: Plan, job: Job) -> list[str]:
-    """Lines that source the parts, or that are their text."""
+    """Lines that call the parts of a job, from its folder or packed."""
     names = part_names(plan=plan, job=job)
-    if job.folder is not None:
-        width = max(map(len, names)) + len('. "$parts/.sh"')
-        calls = ((f'. "$parts/{name}.sh"', part_purpose(name)) for name in names)
-        return [
-            "# How the job lives: these files are the same in every job.",
-            'parts="$FSDPPLAN_JOB_FOLDER/parts"',
-            *(f"{call:{width}}  # {purpose}" for call, purpose in calls),
-        ]
-    texts = ("\n".join(part_text(name).rstrip("\n").split("\n")[1:]) for name in names)
-    return "\n\n".join(f"# ---- {text.removeprefix('# ')}" for text in texts).split("\n")
+    if job.folder is None:
+        return packed_parts(names, plan=plan)
+    width = max(map(len, names)) + len('. "$parts/.sh"')
+    calls = ((f'. "$parts/{name}.sh"', part_purpose(name)) for name in names)
+    programs = f'node_check=("$FSDPPLAN_JOB_FOLDER/{NODE_CHECK_NAME}") near=('
+    return [
+        "# How the job lives: these files are the same in every job.",
+        'parts="$FSDPPLAN_JOB_FOLDER/parts"',
+        programs + (f'"$FSDPPLAN_JOB_FOLDER/{NEAR_NAME}")' if binds(plan) else ")"),
+        *(f"{call:{width}}  # {purpose}" for call, purpose in calls),
+    ]
+
+
+def packed_parts(names: tuple[str, ...], *, plan: Plan) -> list[str]:
+    """Lines that carry parts and the programs of a node packed, and run them."""
+    several = plan.cluster.nodes > 1
+    near = f"(-c '{near_check()}')" if binds(plan) else "()"
+    texts = [
+        *("# ---- " + part_text(name).split("\n", 1)[1].removeprefix("# ") for name in names),
+        "# ---- What a node looks for in itself.",
+        f"node_check=(-c '{node_check(several=several)}')\n",
+        "# ---- Whether it can keep ranks on the cores near their GPUs.",
+        f"near={near}\n",
+    ]
+    purposes = [f"{name}: {part_purpose(name)}" for name in names]
+    return packed_lines("\n".join(texts), contents=purposes)
 
 
 def settings_lines(*, plan: Plan, job: Job) -> list[str]:
@@ -82,7 +112,9 @@ def settings_lines(*, plan: Plan, job: Job) -> list[str]:
                 *([] if plan.cluster.nodes == 1 else [f"port={given}"]),
             )
         ),
-        f"saves_to={shell_word(saves_to(job) or '')}" + _expected_of_nccl(plan=plan, job=job),
+        f"saves_to={shell_word(saves_to(job) or '')}"
+        f" excluded={shell_word(' '.join(excluded_hosts(job)))}"
+        + _expected_of_nccl(plan=plan, job=job),
     ]
 
 

@@ -17,7 +17,7 @@ from fsdpplan.emit.safe_text import paragraph, sbatch_value, shell_word
 from fsdpplan.emit.segments import segment_nodes, segment_reason
 from fsdpplan.emit.slurm.allocation import attempt_lines, in_allocation, said_lines
 from fsdpplan.emit.slurm.header import METRICS_LINE, header_lines, plan_file_lines, plan_lines
-from fsdpplan.emit.slurm.node import node_functions
+from fsdpplan.emit.slurm.node import node_lines
 from fsdpplan.emit.slurm.parts import part_lines, runs_here, settings_lines
 from fsdpplan.errors import SpecError
 from fsdpplan.spec.plan import Plan
@@ -54,13 +54,13 @@ def render_launch(*, plan: Plan, plan_json: str, job: Job, version: str) -> str:
             *_usage(plan),
         ],
         [*sbatch_lines(plan=plan, job=job)],
-        _strict(job),
+        _strict(),
         _plan(plan_json, job),
         _environment(plan=plan, job=job),
-        node_functions(plan=plan, job=job, version=version),
+        node_lines(plan=plan, job=job, version=version),
         settings_lines(plan=plan, job=job),
-        part_lines(plan=plan, job=job),
         attempt_lines(plan=plan, job=job),
+        part_lines(plan=plan, job=job),
         _start(plan=plan, job=job),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
@@ -149,20 +149,12 @@ def _usage(plan: Plan) -> list[str]:
     ]
 
 
-def _strict(job: Job) -> list[str]:
-    folder = job.folder is not None
+def _strict() -> list[str]:
     return [
-        "# Strings from options are literal: dollars, tildes, backslashes, typographic quotes",
-        "# (SC2016, SC2088, SC1003, SC1112); srun and traps call functions (SC2317, SC2329); a",
-        "# cloud's script is on the nodes only (SC1091).",
-        *(
-            ["# Files of the folder read and set what is named here (SC2034, SC2154)."]
-            if folder
-            else []
-        ),
-        "# shellcheck disable=SC1003,SC1091,SC1112,SC2016,"
-        + ("SC2034,SC2088,SC2154," if folder else "SC2088,")
-        + "SC2317,SC2329",
+        "# Strings from options are literal (SC1003, SC1112, SC2016, SC2054, SC2088), a cloud's",
+        "# script is on the nodes (SC1091), parts, srun and traps use what is here (the others).",
+        "# shellcheck disable=SC1003,SC1091,SC1112,SC2016,SC2034,SC2054,SC2088,SC2154,SC2317"
+        ",SC2329",
         "set -euo pipefail",
         'refuse() { echo "fsdpplan: $*" >&2; exit 5; }',
     ]
@@ -183,10 +175,7 @@ def _environment(*, plan: Plan, job: Job) -> list[str]:
         '${SLURM_SUBMIT_DIR:-$PWD}/fsdpplan-runs/job-${SLURM_JOB_ID:-$$}}"',
     ]
     if job.container is not None:
-        lines += [
-            "# The container sees it, so it must be there.",
-            'mkdir -p "$FSDPPLAN_RUN_FOLDER"',
-        ]
+        lines.append('mkdir -p "$FSDPPLAN_RUN_FOLDER"  # the container sees it')
     lines += _metrics(job)
     return lines + reasoned_lines(plan=plan, job=job)
 
