@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.emit.folder import job_folder_files
 from fsdpplan.emit.job import Job
+from fsdpplan.emit.packed import packed_lines, unpacked
 from fsdpplan.emit.slurm.script import render_launch
 from fsdpplan.files.plans import plan_json
 from fsdpplan.spec.plan import Plan
@@ -41,6 +42,17 @@ HOSTILE = st.one_of(
 
 def emit(plan: Plan, job: Job | None = None, *, version: str = "1.2.3") -> str:
     return render_launch(plan=plan, plan_json=plan_json(plan), job=job or Job(), version=version)
+
+
+def with_parts(script: str, said: str, changed: str) -> str:
+    """`script`, with other words in the parts that it carries."""
+    parts = unpacked(script)
+    assert parts is not None
+    assert said in parts
+    head, _, rest = script.partition("\npacked() {")
+    _, end, tail = rest.partition('\neval "$parts"')
+    other = "\n".join(packed_lines(parts.replace(said, changed), contents=[])).removesuffix(end)
+    return f"{head}\n{other}{end}{tail}"
 
 
 def folder_texts(plan: Plan, job: Job | None, folder: str) -> dict[str, str]:

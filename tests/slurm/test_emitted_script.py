@@ -111,7 +111,8 @@ def test_an_allocation_that_is_not_the_plans_fails_with_one_line(
 
 
 def test_a_node_with_another_fsdpplan_stops_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
-    script = emit_script(HSDP, trainer(steps=2)).replace(f'"$here" {__version__}', '"$here" 99.0')
+    version = f"fsdpplan_version={__version__}"
+    script = emit_script(HSDP, trainer(steps=2)).replace(version, "fsdpplan_version=99.0")
     (tmp_path / "job.sbatch").write_text(script)
     job_id = slurm.run("sbatch", "--parsable", "job.sbatch", cwd=tmp_path).stdout.strip()
     state = wait(slurm, tmp_path, job_id)

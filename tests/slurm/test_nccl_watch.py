@@ -9,6 +9,7 @@ import pytest
 from fsdpplan.emit.job import Job
 from fsdpplan.run.launch import Launch, emit_script
 from fsdpplan.run.session import run_launch
+from tests.emit.bench import with_parts
 from tests.emit.plans import make_plan
 from tests.run.displays import Remembers
 from tests.slurm.cluster import SlurmCluster
@@ -77,7 +78,7 @@ def test_a_bare_job_judges_itself(
     python.write_text(STAND_IN.format(recording=RECORDINGS / f"{name}.log", seconds=seconds))
     python.chmod(0o755)
     script = emit_script(make_plan("cuda", nodes=2), Job(python=str(python)))
-    (tmp_path / "job.sbatch").write_text(script.replace("sleep 10 ", "sleep 1 "))
+    (tmp_path / "job.sbatch").write_text(with_parts(script, "sleep 10 ", "sleep 1 "))
     words = ("sbatch", "--parsable", "--wait", "--nodelist=node[1-2]", "job.sbatch")
     done = slurm.run(*words, cwd=tmp_path, seconds=240)
     log = (tmp_path / f"fsdpplan-{done.stdout.strip()}.out").read_text()

@@ -20,7 +20,7 @@ from fsdpplan.topology.read.nccl_report import (
     SOCKET_NETWORKS,
     SOCKET_PROVIDERS,
 )
-from tests.emit.bench import ALLOCATION, Ran, emit, exported, run
+from tests.emit.bench import ALLOCATION, Ran, emit, exported, run, with_parts
 from tests.emit.plans import make_plan
 from tests.topology.nccl_logs import read_nccl_log
 
@@ -172,7 +172,7 @@ def test_it_is_absent_where_there_is_nothing_to_judge() -> None:
 def judged(bench: Path, recording: Path, *, plan: Plan = ROCE, then: str, **values: str) -> Ran:
     """A job whose first node logs what was recorded."""
     job = Job(program=Trainer(steps=5, data="d", checkpoint_dir="ck"))
-    script = emit(plan, job).replace("sleep 10 ", "sleep 0.2 ")
+    script = with_parts(emit(plan, job), "sleep 10 ", "sleep 0.2 ")
     log = f"cat {recording} >$FSDPPLAN_RUN_FOLDER/nccl.n1.7.log"
     do = f"[ $SLURMD_NODENAME != n1 ] || {{ sleep 0.1; {log}; }}; {then}"
     return run(bench, script, **ALLOCATION, DO=do, **values)
