@@ -81,9 +81,9 @@ class MeasuringOptions:
         Path | None,
         Flag(
             name="--from",
-            metavar="LOG.jsonl",
+            metavar="LOG",
             parse=path,
-            help="Measure nothing; read what was measured before.",
+            help="Measure nothing; read what was measured before, or what nccl-tests printed.",
         ),
     ] = None
 

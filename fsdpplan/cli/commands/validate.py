@@ -50,9 +50,9 @@ Collectives = Annotated[
     str | None,
     typer.Option(
         "--collectives",
-        metavar="TABLE.csv",
-        help="A table of timed collectives instead (docs/reference/kernel-tables.md): errors by "
-        "GPU, fabric and span.",
+        metavar="TABLE",
+        help="A table of timed collectives instead, as CSV (docs/reference/kernel-tables.md) or as "
+        "nccl-tests printed it: errors by GPU, fabric and span.",
     ),
 ]
 

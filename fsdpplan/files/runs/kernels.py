@@ -1,20 +1,26 @@
-"""Tables of timed kernels: CSV with the columns of docs/reference/kernel-tables.md."""
+"""Tables of timed kernels: CSV with the columns of docs/reference/kernel-tables.md, and of
+collectives what nccl-tests printed.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpplan.errors import SpecError
+from fsdpplan.files.runs.nccl_tests import NcclTest, is_nccl_tests, nccl_tests
+from fsdpplan.files.seems import seems
 from fsdpplan.files.table import path_text, read_text, short
 
 LIMIT_BYTES = 16 * 2**20
 MATMUL_COLUMNS = ("gpu", "dtype", "m", "n", "k", "achieved_tflops")
 COLLECTIVE_COLUMNS = ("gpu", "gpus", "nodes", "fabric", "collective", "bytes")
+UNNAMED = "not named"
+"""The GPU of a table that does not say it."""
 TIMES = ("time_us", "busbw_gbs")
 """Columns of which a row of collectives gives one."""
 
@@ -71,7 +77,32 @@ def read_timed_matmuls(path: Path) -> tuple[TimedMatmul, ...]:
 
 def read_timed_collectives(path: Path) -> tuple[TimedCollective, ...]:
     """The rows of the table at `path`; raises SpecError at the first fault."""
-    return tuple(map(_collective, _rows(path, COLLECTIVE_COLUMNS)))
+    text = read_text(path, limit_bytes=LIMIT_BYTES, what="table of kernels")
+    if is_nccl_tests(text):
+        return tuple(_tested(nccl_tests(text, where=path_text(path)), source=path.stem))
+    return tuple(map(_collective, _parsed(text, path, COLLECTIVE_COLUMNS)))
+
+
+def _tested(tests: Sequence[NcclTest], *, source: str) -> Iterator[TimedCollective]:
+    """Rows of nccl-tests, which say neither the network nor, without their Rank lines, the GPU."""
+    places = [(test, row) for test in tests for row in test.rows]
+    for index, (test, row) in enumerate(places):
+        nodes = len(test.hosts) or 1
+        even = test.ranks % nodes == 0 and len(test.gpus) < 2
+        yield TimedCollective(
+            row=index,
+            source=source,
+            gpu=test.gpus[0] if even and test.gpus else UNNAMED,
+            node_type="",
+            gpus=test.ranks,
+            nodes=nodes if even else 1,
+            fabric="",
+            collective=test.test,
+            bytes=row.bytes,
+            seconds=row.seconds,
+            bus_bytes_per_second=row.bus_gbs * 1e9 or None,
+            notes="in place" if row.in_place else "",
+        )
 
 
 def _collective(row: _Row) -> TimedCollective:
@@ -142,7 +173,10 @@ class _Row:
 
 
 def _rows(path: Path, wanted: Sequence[str]) -> list[_Row]:
-    text = read_text(path, limit_bytes=LIMIT_BYTES, what="table of kernels")
+    return _parsed(read_text(path, limit_bytes=LIMIT_BYTES, what="table of kernels"), path, wanted)
+
+
+def _parsed(text: str, path: Path, wanted: Sequence[str]) -> list[_Row]:
     where = path_text(path)
     lines = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
     try:
@@ -154,6 +188,11 @@ def _rows(path: Path, wanted: Sequence[str]) -> list[_Row]:
         ) from error
     header = [name.strip() for name in filled[0][1]] if filled else []
     missing = [name for name in wanted if name not in header]
+    if len(missing) == len(wanted):
+        raise SpecError(
+            f"{where}: {seems(text)}; a table of kernels has the columns {', '.join(wanted)} "
+            "(docs/reference/kernel-tables.md), or is what nccl-tests printed"
+        )
     if missing:
         raise SpecError(
             f"{where}: the header lacks {', '.join(missing)}; add what is missing of "

@@ -1,5 +1,7 @@
 """The log of a calibration: one JSON object a line, the machine first.
 
+In its place there may be what nccl-tests printed (`nccl_tests.py`).
+
 A last line that was cut short, as by an interruption, is dropped. All else that is wrong is an
 error.
 """
@@ -7,11 +9,14 @@ error.
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fsdpplan.errors import SpecError
+from fsdpplan.files.runs.nccl_tests import is_nccl_tests, measured_calls, nccl_tests
+from fsdpplan.files.seems import seems
 from fsdpplan.files.table import Table, parse_json_object, path_text, read_text
 from fsdpplan.spec.measurement import MeasuredMachine, Measurement
 
@@ -35,7 +40,17 @@ FROM_ZERO = frozenset({"rank", "first_rank"})
 def read_measurements(path: Path) -> tuple[Measurement, ...]:
     """The rows of the log at `path`."""
     text = read_text(path, limit_bytes=LIMIT_BYTES, what="log of measurements")
-    return parse_measurements(text, where=path_text(path))
+    where = path_text(path)
+    if text.lstrip()[:1] not in ("", "{"):
+        if not is_nccl_tests(text):
+            raise SpecError(
+                f"{where}: {seems(text)}; read are logs of fsdpplan calibrate and what nccl-tests "
+                "printed"
+            )
+        # it does not say when it ran
+        written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+        return measured_calls(nccl_tests(text, where=where), where=where, date=written)
+    return parse_measurements(text, where=where)
 
 
 def parse_measurements(text: str, *, where: str) -> tuple[Measurement, ...]:

@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 from fsdpplan.errors import SpecError
 from fsdpplan.files.profiles.catalogue import load_device, load_node
 from fsdpplan.files.runs.kernels import (
+    UNNAMED,
     TimedCollective,
     TimedMatmul,
     read_timed_collectives,
@@ -135,7 +136,12 @@ def _matmul(timed: TimedMatmul, scored: ScoredKernel) -> ScoredKernel:
 
 def _collective(timed: TimedCollective, scored: ScoredKernel) -> ScoredKernel:
     span = "one node" if timed.nodes == 1 else "across nodes"
-    scored = replace(scored, group=(timed.gpu, timed.fabric, span), measured_seconds=timed.seconds)
+    fabric = timed.fabric or "not said"
+    scored = replace(scored, group=(timed.gpu, fabric, span), measured_seconds=timed.seconds)
+    if timed.gpu == UNNAMED:
+        return replace(
+            scored, skipped=Skipped(reason="its lines '# Rank 0 ... GPU' are missing", detail="")
+        )
     if timed.collective not in COLLECTIVES:
         return replace(
             scored,
