@@ -22,6 +22,8 @@ from fsdpplan.cost.block.operators import repeated_operators
 from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.kernels.attention import far_log_error
 from fsdpplan.cost.kernels.compute import device_parts
+from fsdpplan.cost.kernels.gradients import gradient_seconds
+from fsdpplan.cost.kernels.optimizer import layout_optimizer_seconds
 from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.cost.model.attention_kernel import attention_kernel
 from fsdpplan.cost.model.params import (
@@ -30,21 +32,17 @@ from fsdpplan.cost.model.params import (
     useful_flops_per_token,
 )
 from fsdpplan.cost.model.shards import Stage, block_cases, whole_model
-from fsdpplan.cost.overlap.exposed import (
+from fsdpplan.cost.read.exposed import (
     bottleneck,
     collective_costs,
     inside_seconds,
     link_queue,
     slowdown_seconds,
 )
-from fsdpplan.cost.overlap.passes import Passes, fsdp_passes, replica_passes
-from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes
-from fsdpplan.cost.overlap.timing import (
-    block_times,
-    gradient_seconds,
-    layout_optimizer_seconds,
-)
+from fsdpplan.cost.read.passes import Passes, fsdp_passes, replica_passes
+from fsdpplan.cost.read.pipeline import pipeline_passes
 from fsdpplan.cost.schedule.stages import pipeline_ranks, pipeline_stages
+from fsdpplan.cost.traffic.block_times import block_times
 from fsdpplan.cost.traffic.calls import call_seconds
 from fsdpplan.cost.traffic.rank import optimizer_calls, step_calls, tp_end_calls
 from fsdpplan.spec.cluster import Cluster

@@ -20,22 +20,18 @@ from fsdpplan.cost.kernels.compute import (
     device_parts,
     element_wise_kernels,
 )
-from fsdpplan.cost.kernels.rates import memory_bytes_per_second
+from fsdpplan.cost.kernels.gradients import gradient_seconds
+from fsdpplan.cost.kernels.head import ends_seconds
+from fsdpplan.cost.kernels.optimizer import layout_optimizer_seconds, optimizer_elements
+from fsdpplan.cost.kernels.rates import in_family, memory_bytes_per_second
 from fsdpplan.cost.model.attention_kernel import AttentionKernel
 from fsdpplan.cost.model.formats import formats, local_tokens
 from fsdpplan.cost.model.params import attention_forward_flops_per_token
 from fsdpplan.cost.model.shards import Stage, block_cases
 from fsdpplan.cost.network.collectives import wire_bytes
-from fsdpplan.cost.overlap.exposed import slowdown_seconds
-from fsdpplan.cost.overlap.timing import (
-    block_times,
-    ends_seconds,
-    gradient_seconds,
-    in_family,
-    layout_optimizer_seconds,
-    optimizer_elements,
-)
+from fsdpplan.cost.read.exposed import slowdown_seconds
 from fsdpplan.cost.schedule.stages import pipeline_ranks
+from fsdpplan.cost.traffic.block_times import block_times
 from fsdpplan.spec.plan import Case, CollectiveCost, Estimate, TimeBreakdown
 
 Unit = Literal["s", "B", "B/s", "FLOP", "FLOP/s", ""]
@@ -137,7 +133,7 @@ def _step(case: Case) -> Iterator[Explained]:
                 _seconds("W", step.time.exposed_communication_seconds, "all that the GPU waits"),
                 _seconds("c", waited, "of it for the collectives above"),
             ),
-            source="cost/overlap/exposed.py; docs/explanation/overlap.md",
+            source="cost/read/exposed.py; docs/explanation/overlap.md",
         )
     )
     yield from _kept(_bubble(case, step.time))
@@ -470,7 +466,7 @@ def _gradients(case: Case, stages: tuple[Stage, ...]) -> Explained:
         name="gradients added up",
         value=slow * max(gradient_seconds(case, held) for held in dict.fromkeys(stages)),
         words="to add and copy gradients of the micro-batches, in a step",
-        source="cost/overlap/timing.py gradient_seconds; docs/explanation/overlap.md",
+        source="cost/kernels/gradients.py gradient_seconds; docs/explanation/overlap.md",
     )
 
 
@@ -496,7 +492,7 @@ def _slowdown(case: Case, step: StepTime) -> Explained:
                 "their wire rate over an eighth of the memory's, 1 at most, in the mean",
             ),
         ),
-        source="cost/overlap/exposed.py slowdown_seconds; docs/explanation/overlap.md",
+        source="cost/read/exposed.py slowdown_seconds; docs/explanation/overlap.md",
     )
 
 
@@ -617,5 +613,5 @@ def _host(case: Case, time: TimeBreakdown, stage: Stage) -> Explained:
             Input(symbol="e", value=of.kept_gradient, unit="B", words="of one"),
             Input(symbol="L", value=link, unit="B/s", words="host link, as far as copies reach"),
         ),
-        source="cost/overlap/passes.py; docs/explanation/overlap.md",
+        source="cost/read/passes.py; docs/explanation/overlap.md",
     )

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from fsdpplan.cost.kernels.gradients import gradient_seconds
+from fsdpplan.cost.kernels.optimizer import layout_optimizer_seconds
 from fsdpplan.cost.model.shards import Stage, gradient_syncs
 from fsdpplan.cost.network.placement import pp_group
-from fsdpplan.cost.overlap.passes import host_additions
-from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.play.pipeline import played_pipeline
+from fsdpplan.cost.read.passes import host_additions
 from fsdpplan.cost.schedule.order import layout_order
 from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks
 from fsdpplan.cost.step.pipeline import WAITING_SCHEDULES, Pair, PipelineStep, fsdp_gathering

@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heapreplace
 
 from fsdpplan.cost.memory.peak import available_bytes, stage_memory
 from fsdpplan.cost.model.shards import Stage, whole_model
-from fsdpplan.cost.overlap.pipeline_passes import stage_seconds
+from fsdpplan.cost.read.pipeline import stage_seconds
 from fsdpplan.cost.schedule.stages import (
     in_flight_blocks,
     layout_rank_stages,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fsdpplan.cost.overlap.timing import layout_head_seconds
+from fsdpplan.cost.kernels.head import layout_head_seconds
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model

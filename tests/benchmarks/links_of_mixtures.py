@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.cost.model.params import parameter_count
-from fsdpplan.cost.overlap.exposed import level_seconds
+from fsdpplan.cost.read.exposed import level_seconds
 from fsdpplan.errors import SpecError
 from fsdpplan.files.catalogue import load_model, model_names
 from fsdpplan.files.clusters import load_cluster

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdpplan.cost.memory.peak import available_bytes, rank_memory
-from fsdpplan.cost.overlap.passes import plain_seconds
+from fsdpplan.cost.read.passes import plain_seconds
 from fsdpplan.cost.schedule.stages import (
     layout_rank_stages,
     layout_stage_blocks,

@@ -18,10 +18,10 @@ from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.estimate import estimate
 from fsdpplan.cost.kernels.compute import device_parts
 from fsdpplan.cost.kernels.head import head_seconds
+from fsdpplan.cost.kernels.optimizer import layout_optimizer_seconds
 from fsdpplan.cost.kernels.products import forward_matmul_seconds
 from fsdpplan.cost.kernels.rates import aligned_fraction
 from fsdpplan.cost.model.shards import whole_model
-from fsdpplan.cost.overlap.timing import layout_optimizer_seconds
 from fsdpplan.cost.traffic.fsdp import fsdp_units
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fsdpplan.cost.kernels.products import backward_matmul_seconds, forward_matmul_seconds
-from fsdpplan.cost.kernels.rates import aligned_fraction, memory_bytes_per_second
+from fsdpplan.cost.kernels.rates import aligned_fraction, in_family, memory_bytes_per_second
 from fsdpplan.cost.model.formats import (
     FP32_BYTES,
     formats,
@@ -325,3 +325,61 @@ def _held_logit_bytes(*, training: Training, layout: Layout, element_bytes: int)
         return FP32_BYTES
     is_output = layout.pp > 1 and layout.sharding == "fsdp"  # of a stage of torch's schedules
     return element_bytes if is_output or returned != "none" else 0
+
+
+def layout_head_seconds(case: Case) -> tuple[float, float]:
+    """(forward, backward) seconds of head and loss for one micro-batch on one rank."""
+    model, training, layout = case.model, case.training, case.layout
+    traits = training.traits
+    device = in_family(case.cluster.device, training.family)
+    vocab = model.vocab_rows(layout.tp) // layout.tp
+    if layout.loss_chunks > 1:
+        is_wide = training.activation_dtype == "fp16"
+        of = formats(training=training, layout=layout)
+        return head_pieces_seconds(
+            model=model,
+            tokens=local_tokens(training=training, layout=layout),
+            vocab=vocab,
+            chunks=layout.loss_chunks,
+            precision=training.precision,
+            device=device,
+            joins_loss=joins_loss(training=training, layout=layout) and layout.tp == 1,
+            weight_bytes=FP32_BYTES if is_wide else of.gathered,
+        )
+    return head_seconds(
+        model=model,
+        tokens=local_tokens(training=training, layout=layout),
+        vocab=vocab,
+        precision=training.precision,
+        device=device,
+        loss_vocab=vocab if layout.loss_parallel or traits.fused_loss else vocab * layout.tp,
+        joins_loss=joins_loss(training=training, layout=layout),
+        pads=traits.pads_vocabulary,
+    )
+
+
+def layout_embedding_seconds(case: Case, *, is_tied_here: bool) -> tuple[float, float]:
+    """(forward, backward) seconds of the embedding for one micro-batch on one rank; tied: the head
+    is on the same rank and has the same table."""
+    model, training, layout = case.model, case.training, case.layout
+    return embedding_seconds(
+        model=model,
+        tokens=local_tokens(training=training, layout=layout),
+        # tensor parallelism makes the table's gradient whole on each rank
+        rows=model.vocab_rows(layout.tp),
+        element_bytes=formats(training=training, layout=layout).residual,
+        tied=is_tied_here and model.tied_embeddings,
+        device=case.cluster.device,
+    )
+
+
+def ends_seconds(case: Case, stage: Stage) -> tuple[float, float]:
+    """(forward, backward) seconds of the embedding, head and loss that a stage has."""
+    forward = backward = 0.0
+    if stage.has_head:
+        head = layout_head_seconds(case)
+        forward, backward = forward + head[0], backward + head[1]
+    if stage.has_embedding:
+        embedding = layout_embedding_seconds(case, is_tied_here=stage.has_head)
+        forward, backward = forward + embedding[0], backward + embedding[1]
+    return forward, backward

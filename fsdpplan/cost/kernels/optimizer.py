@@ -26,14 +26,22 @@ from functools import lru_cache
 
 from fsdpplan.cost.kernels.rates import matmul_seconds, memory_bytes_per_second
 from fsdpplan.cost.model.formats import FP32_BYTES
-from fsdpplan.cost.model.params import ParameterTensor, block_tensors
-from fsdpplan.cost.model.shards import Stage, block_kinds, unit_size
+from fsdpplan.cost.model.params import ParameterTensor, block_tensors, kind_counts
+from fsdpplan.cost.model.shards import (
+    Stage,
+    block_kinds,
+    stage_elements,
+    stage_shard_elements,
+    unit_size,
+)
 from fsdpplan.cost.network.placement import Group, expert_shard_group, shard_group, tp_group
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.trainer_options import NEWTON_SCHULZ_STEPS
 from fsdpplan.spec.training import Optimizer
+from fsdpplan.spec.values import replace
 
 ADD_BYTES_PER_PARAMETER = 12
 """An fp32 gradient is added to another: two are read, one is written."""
@@ -321,3 +329,56 @@ def optimizer_seconds(
     launches = tensors * device.fit.kernel_launch_seconds
     share = LISTS_SHARE if device.kind == "cuda" else 1.0
     return max(traffic / (share * memory_bytes_per_second(device)), launches)
+
+
+def optimizer_elements(case: Case, stage: Stage) -> int:
+    """Parameters that a rank updates."""
+    model, layout = case.model, case.layout
+    if layout.sharding == "ddp":
+        return stage_elements(model=model, stage=stage, tp=layout.tp, ep=layout.ep)
+    return stage_shard_elements(
+        model=model,
+        stage=stage,
+        tp=layout.tp,
+        shard_ranks=layout.shard_ranks,
+        ep=layout.ep,
+    )
+
+
+def layout_optimizer_seconds(case: Case, stage: Stage) -> float:
+    """Gradient norm, clipping and update on one rank, by what the runtime does with parameters.
+
+    Of Muon without the exchange between ranks.
+    """
+    model, training, layout, device = case.model, case.training, case.layout, case.cluster.device
+    traits = training.traits
+    recipe = OptimizerRecipe(
+        half_parameters=traits.half_parameters,
+        half_gradients=traits.half_gradients,
+        half_states=training.half_states,
+        fused=not traits.foreach_optimizer,
+        optimizer="adamw_8bit" if training.optimizer == "adamw_8bit" else "adamw",
+        scales_loss=training.scales_loss,
+    )
+    by_muon, orthogonal = 0, 0.0
+    if training.optimizer == "muon":
+        by_muon = muon_elements(case, stage, is_whole=layout.sharding == "ddp")
+        matrices = muon_matrices(case, stage)
+        traffic = replace(recipe, optimizer="muon").bytes_per_parameter * by_muon
+        orthogonal = muon_seconds(matrices=matrices, device=device)
+        orthogonal += traffic / memory_bytes_per_second(device)
+    seconds = optimizer_seconds(
+        local_parameters=optimizer_elements(case, stage) - by_muon,
+        device=device,
+        tensors=sum(n * len(block_tensors(view)) for view, n in _counted(model)) // layout.pp,
+        recipe=recipe,
+        host_bytes_per_second=host_bytes_per_second(case.cluster)
+        if layout.offload == "cpu"
+        else None,
+    )
+    return seconds + orthogonal
+
+
+def _counted(model: Model) -> tuple[tuple[Model, int], ...]:
+    """Blocks by kind where a pattern says so; others are taken to be alike."""
+    return kind_counts(model) if model.is_patterned else ((model, model.layers),)

@@ -12,6 +12,7 @@ from math import expm1, inf
 from typing import Literal
 
 from fsdpplan.spec.cluster import Device
+from fsdpplan.spec.runtime import StackFamily
 from fsdpplan.spec.training import DTYPE_BYTES
 
 
@@ -205,3 +206,10 @@ def _computed(device: Device, what: str, dtype: str, fraction: float) -> Achieve
         alone=peak * fraction,
         in_step=peak * fraction * device.fit.sustained_fraction,
     )
+
+
+@lru_cache(maxsize=64)
+def in_family(device: Device, family: StackFamily) -> Device:
+    """`device` with the rate that softwares of that family sustain."""
+    sustained = device.fit.sustained(family)
+    return replace(device, fit=replace(device.fit, sustained_fraction=sustained))

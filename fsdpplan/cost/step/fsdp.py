@@ -31,6 +31,8 @@ from itertools import accumulate
 from typing import Literal
 
 from fsdpplan.cost.step.program import ROOT, Name, Op, Program, Repeat, Run, Stream, Wait, joined
+from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.values import replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,34 @@ class MicroBatch:
         """All units but the root, in the order of forward."""
         first, last = ([(end, 1)] if end != NO_SECONDS else [] for end in (self.tables, self.head))
         return (*first, *self.runs, *last)
+
+
+def with_seconds(batch: MicroBatch, **seconds: float) -> MicroBatch:
+    """The same with other `seconds` of every unit."""
+    return replace(
+        batch,
+        runs=tuple((replace(unit, **seconds), number) for unit, number in batch.runs),
+        tables=replace(batch.tables, **seconds),
+        head=replace(batch.head, **seconds),
+        root=replace(batch.root, **seconds),
+    )
+
+
+def early_micro_batch(batch: MicroBatch, layout: Layout) -> MicroBatch:
+    """A micro-batch before the last one, by the synchronisation policy."""
+    match layout.gradient_sync:
+        case "every":
+            return batch
+        case "reduce_scatter_only":
+            # without replicas a reduction is whole as it is, and goes to the host
+            silenced = {"all_reduce": 0.0, **(_NO_COPIES if layout.dp_replicate > 1 else {})}
+        case "last":
+            silenced = {"all_reduce": 0.0, "reduce_scatter": 0.0, "copy_in": 0.0, **_NO_COPIES}
+    return with_seconds(batch, **silenced)
+
+
+_NO_COPIES = {"download": 0.0, "adding": 0.0}
+"""Gradients that stay on the device."""
 
 
 FOR_GATHER = (Wait("gather", "all_gather"),)

@@ -60,6 +60,12 @@ class ReplicaBatch:
         """All that gathers updated parameters, beside or before the first one of a step."""
         return sum(bucket.gather for bucket in self.buckets)
 
+    @property
+    def scatter_share(self) -> float:
+        """Part of the reductions' time that is reduce-scatters."""
+        scatters = sum(bucket.reduce_scatter for bucket in self.buckets)
+        return scatters / self.reduction if self.reduction else 0.0
+
 
 def forward_pass(batch: ReplicaBatch, *, is_first: bool) -> tuple[Run, ...]:
     """Its first one waits for updated parameters."""

@@ -10,24 +10,22 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
+from fsdpplan.cost.kernels.gradients import gradient_seconds
 from fsdpplan.cost.model.shards import (
     Stage,
     gradient_syncs,
     unit_cases,
 )
-from fsdpplan.cost.overlap.passes import (
+from fsdpplan.cost.play.clocks import Clocks
+from fsdpplan.cost.read.passes import fsdp_micro_batch, fsdp_passes, plain_seconds, replica_batch
+from fsdpplan.cost.step import replica
+from fsdpplan.cost.step.fsdp import (
+    UPDATE,
+    backward_pass,
     early_micro_batch,
-    fsdp_micro_batch,
-    fsdp_passes,
-    plain_seconds,
-    replica_batch,
-    scatter_share,
+    forward_pass,
     with_seconds,
 )
-from fsdpplan.cost.overlap.timing import gradient_seconds
-from fsdpplan.cost.play.clocks import Clocks
-from fsdpplan.cost.step import replica
-from fsdpplan.cost.step.fsdp import UPDATE, backward_pass, forward_pass
 from fsdpplan.cost.step.program import Cause, Op, Run, operations
 from fsdpplan.cost.step.replica import ReplicaBatch
 from fsdpplan.cost.timeline.events import Detail
@@ -391,7 +389,7 @@ def _lay_pass(
     left = deque(pieces)
     for op in operations(runs):
         for cause, seconds in _waits(clocks, op):
-            share = scatter_share(shape.batch) if cause == "reduction" else 0.0
+            share = shape.batch.scatter_share if cause == "reduction" else 0.0
             part.wait(share * seconds, "reduce_scatter", mark=mark)
             whole = "all_reduce" if cause == "reduction" else cause
             part.wait((1 - share) * seconds, whole, mark=mark)

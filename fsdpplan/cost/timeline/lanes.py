@@ -1,7 +1,7 @@
-"""Lanes: streams while a step is laid out, in the clock of the overlap model, and from that clock
+"""Lanes: streams while a step is laid out, in the clock of the played passes, and from that clock
 to the one of the whole step.
 
-The overlap model lays out passes and collectives; what the estimate adds to them afterwards
+Playing lays out passes and collectives; what the estimate adds to them afterwards
 (gradients added up, what overlapped collectives and the slowest device take from kernels, the
 optimizer) has no place in its clock. A `Warp` gives it one: time in which the rank that the
 estimate is about computes is stretched, what is added is put in between, and all else keeps its
@@ -54,9 +54,9 @@ class Stretch:
     kind: Kind
     term: Term
     raw_seconds: float
-    """In the clock of the overlap model; 0 of what it does not know."""
+    """In the clock of the played passes; 0 of what it does not know."""
     added_seconds: float = 0.0
-    """What it takes where the overlap model does not know it."""
+    """What it takes where it is not played."""
     mark: Mark = NO_MARK
     cause: str = ""
     sent: tuple[Sent, ...] = ()
@@ -65,7 +65,7 @@ class Stretch:
 
 @dataclass(slots=True, kw_only=True)
 class Beside:
-    """A collective that ends at a moment of the overlap model's clock."""
+    """A collective that ends at a moment of that clock."""
 
     raw_end: float
     sent: Sent
@@ -99,7 +99,7 @@ class Lanes:
         inserted: bool = False,
     ) -> None:
         """The next on the compute stream; nothing where it takes no time and sends nothing.
-        `inserted`: the overlap model does not know it, so its clock stands still."""
+        `inserted`: it is not played, so the clock stands still."""
         if seconds > (0.0 if inserted else self.least) or sent:
             taken = max(0.0, seconds)
             self.main.append(
@@ -301,7 +301,7 @@ ALIKE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Warp:
-    """From the clock of the overlap model to that of the step, by what one rank does."""
+    """From the clock of the played passes to that of the step, by what one rank does."""
 
     raw: tuple[float, ...]
     """Moments, not falling; the same one several times where something is put in."""
@@ -352,7 +352,7 @@ def main_events(lanes: Lanes, seconds: Sequence[float], rank: int) -> list[Event
 
 def warped_events(lanes: Lanes, warp: Warp, rank: int, *, end: float) -> list[Event]:
     """The compute stream of another rank: what is between its events is a bubble. What is put in
-    behind all that the overlap model knows ends with the step, on all ranks."""
+    behind all that is played ends with the step, on all ranks."""
     events, raw, clock = [], 0.0, 0.0
     behind = max((at for at, one in enumerate(lanes.main) if one.raw_seconds), default=-1)
     left = sum(one.added_seconds for one in lanes.main[behind + 1 :])
@@ -443,7 +443,7 @@ def beside_events(lanes: Lanes, warp: Warp, rank: int) -> list[Event]:
 
 def queued(events: list[Event], *, end: float) -> list[Event]:
     """The events of one stream one after another: each as late as the one before it ends, but all
-    within the step. Ends that the overlap model only approximates may overlap by a little."""
+    within the step. Ends that playing only approximates may overlap by a little."""
     ordered = sorted(events, key=lambda event: event.end_seconds)
     starts, clock = [], 0.0
     for event in ordered:

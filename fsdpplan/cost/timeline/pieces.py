@@ -16,20 +16,14 @@ from typing import Literal, NamedTuple
 from fsdpplan.cost.block.operators import repeated_operators
 from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.kernels.compute import Kernel, block_kernels, device_parts
+from fsdpplan.cost.kernels.head import layout_embedding_seconds, layout_head_seconds
 from fsdpplan.cost.kernels.products import backward_matmul_seconds, forward_matmul_seconds
-from fsdpplan.cost.kernels.rates import aligned_fraction
+from fsdpplan.cost.kernels.rates import aligned_fraction, in_family
 from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.model.params import PLACES, Place
 from fsdpplan.cost.model.shards import Stage, block_cases
-from fsdpplan.cost.overlap.timing import (
-    AxisSeconds,
-    block_times,
-    exposed_seconds,
-    in_family,
-    layout_embedding_seconds,
-    layout_head_seconds,
-)
 from fsdpplan.cost.timeline.events import Kind
+from fsdpplan.cost.traffic.block_times import AxisSeconds, block_times, exposed_seconds
 from fsdpplan.cost.traffic.calls import BlockCall
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import DTYPE_BYTES

@@ -1,6 +1,6 @@
 """Pipelines laid out: what each rank does of its schedule, and the collectives around it.
 
-The schedule is played to its last action, as the overlap model plays it with the parameters that
+The schedule is played to its last action, as a step is priced, with the parameters that
 first passes wait for. Collectives of data parallelism are put where that model prices them: gathers
 before first passes, reductions behind each stage's last one.
 """
@@ -12,8 +12,8 @@ from itertools import accumulate, chain
 
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.network.placement import pp_group
-from fsdpplan.cost.overlap.pipeline_passes import PipelineParts, pipeline_parts
 from fsdpplan.cost.play.pipeline import PlayedPass, played_in_full
+from fsdpplan.cost.read.pipeline import PipelineParts, pipeline_parts
 from fsdpplan.cost.schedule.actions import (
     BACKWARD,
     BACKWARD_INPUT,

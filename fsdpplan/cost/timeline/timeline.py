@@ -92,7 +92,7 @@ def step_timeline(
 def _laid_out(
     case: Case, stages: tuple[Stage, ...], *, detail: Detail, detailed: int
 ) -> tuple[int, list[Lanes]]:
-    """The rank that the estimate is about, and all ranks in the overlap model's clock."""
+    """The rank that the estimate is about, and all ranks in the clock of the played passes."""
     if case.layout.pp > 1:
         return pipeline_lanes(case, detail=detail, detailed=detailed)
     lanes = fsdp_lanes if case.layout.sharding == "fsdp" else replica_lanes

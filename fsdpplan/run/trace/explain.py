@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 
 from fsdpplan.cost.estimate import step_time
+from fsdpplan.cost.kernels.gradients import gradient_seconds
 from fsdpplan.cost.model.shards import gradient_syncs
-from fsdpplan.cost.overlap.pipeline_passes import pipeline_parts
-from fsdpplan.cost.overlap.timing import gradient_seconds
+from fsdpplan.cost.read.pipeline import pipeline_parts
 from fsdpplan.cost.schedule.stages import layout_rank_stages, pipeline_ranks, pipeline_stages
 from fsdpplan.cost.timeline.pieces import block_pieces, end_pieces, own_blocks
 from fsdpplan.cost.traffic.calls import call_seconds

@@ -19,6 +19,8 @@ from operator import attrgetter
 from typing import NamedTuple, TypedDict
 
 from fsdpplan.cost.estimate import slowest_factor
+from fsdpplan.cost.kernels.gradients import gradient_seconds
+from fsdpplan.cost.kernels.optimizer import layout_optimizer_seconds
 from fsdpplan.cost.kernels.rates import untiled
 from fsdpplan.cost.least import (
     Rounds,
@@ -33,7 +35,6 @@ from fsdpplan.cost.least import (
 )
 from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import Stage, whole_model
-from fsdpplan.cost.overlap.timing import gradient_seconds, layout_optimizer_seconds
 from fsdpplan.cost.schedule.actions import ACTIVE_STAGES, PassOrder
 from fsdpplan.cost.schedule.stages import (
     balanced_stage_blocks,

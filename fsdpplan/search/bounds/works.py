@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fsdpplan.cost.kernels.head import ends_seconds
 from fsdpplan.cost.least import stage_waits
 from fsdpplan.cost.model.params import kind_views
 from fsdpplan.cost.model.shards import Stage
-from fsdpplan.cost.overlap.timing import block_times, ends_seconds
 from fsdpplan.cost.step.pipeline import Pair
 from fsdpplan.cost.traffic.block_calls import block_calls
+from fsdpplan.cost.traffic.block_times import block_times
 from fsdpplan.cost.traffic.calls import call_seconds, group_level
 from fsdpplan.cost.traffic.rank import tp_pass_calls
 from fsdpplan.search.question import Question

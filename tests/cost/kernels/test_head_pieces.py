@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.cost.estimate import estimate
-from fsdpplan.cost.kernels.head import loss_pieces
+from fsdpplan.cost.kernels.head import layout_head_seconds, loss_pieces
 from fsdpplan.cost.model.shards import whole_model
-from fsdpplan.cost.overlap.timing import layout_head_seconds
 from fsdpplan.cost.traffic.rank import step_calls
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout

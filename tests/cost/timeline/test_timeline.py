@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fsdpplan.cost.estimate import step_time
 from fsdpplan.cost.memory.peak import stage_memory
 from fsdpplan.cost.model.mixers import indexer_tensors, mixer_tensors
-from fsdpplan.cost.overlap.exposed import ExposedSeconds, collective_costs
+from fsdpplan.cost.read.exposed import ExposedSeconds, collective_costs
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.cost.timeline.events import COMPUTE, Timeline
 from fsdpplan.cost.timeline.pieces import block_pieces, own_blocks

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpplan.cost.overlap.passes import plain_seconds
+from fsdpplan.cost.read.passes import plain_seconds
 from fsdpplan.cost.schedule.stages import pipeline_stages
 from fsdpplan.search.enumerate import USUAL_SCHEDULES, Degrees, divisors
 from fsdpplan.search.pins import Pins

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpplan.cost.overlap.pipeline_passes import pipeline_passes, side_by_side_seconds
 from fsdpplan.cost.play.pipeline import played_pipeline
+from fsdpplan.cost.read.pipeline import pipeline_passes, side_by_side_seconds
 from fsdpplan.cost.schedule.actions import PassOrder
 from fsdpplan.cost.step.pipeline import PipelineStep
 from fsdpplan.files.catalogue import load_model

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpplan.cost.overlap.exposed import (
+from fsdpplan.cost.read.exposed import (
     ExposedSeconds,
     bottleneck,
     collective_costs,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fsdpplan.cost.estimate import step_time
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.overlap.pipeline_passes import pipeline_parts, regathering_seconds
+from fsdpplan.cost.read.pipeline import pipeline_parts, regathering_seconds
 from fsdpplan.cost.schedule.actions import BACKWARD, FORWARD, regathering_passes
 from fsdpplan.cost.schedule.order import layout_order, rank_actions
 from fsdpplan.cost.schedule.stages import pipeline_ranks

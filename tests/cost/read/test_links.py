@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from fsdpplan.cost.estimate import step_time
-from fsdpplan.cost.overlap.exposed import level_seconds
+from fsdpplan.cost.read.exposed import level_seconds
 from fsdpplan.cost.timeline.timeline import step_timeline
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import Question

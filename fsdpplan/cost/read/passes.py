@@ -1,13 +1,11 @@
-"""Passes: the time of all micro-batches on one rank, and what it waits for, without a pipeline.
-
-FSDP timing: what one unit computes, copies and communicates in a micro-batch.
-"""
+"""Passes: the time of all micro-batches on one rank, and what it waits for, without a pipeline."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fsdpplan.cost.kernels.head import ends_seconds
 from fsdpplan.cost.model.shards import (
     BlockUnit,
     Stage,
@@ -15,13 +13,18 @@ from fsdpplan.cost.model.shards import (
     gradient_syncs,
     unit_cases,
 )
-from fsdpplan.cost.overlap.exposed import (
-    ExposedSeconds,
-)
-from fsdpplan.cost.overlap.timing import block_times, ends_seconds
 from fsdpplan.cost.play.clocks import Played, played
-from fsdpplan.cost.step.fsdp import NO_SECONDS, MicroBatch, UnitSeconds, fsdp_step
+from fsdpplan.cost.read.exposed import ExposedSeconds
+from fsdpplan.cost.step.fsdp import (
+    NO_SECONDS,
+    MicroBatch,
+    UnitSeconds,
+    early_micro_batch,
+    fsdp_step,
+    with_seconds,
+)
 from fsdpplan.cost.step.replica import ReplicaBatch, replica_step
+from fsdpplan.cost.traffic.block_times import block_times
 from fsdpplan.cost.traffic.fsdp import fsdp_units
 from fsdpplan.cost.traffic.replica import bucket_seconds
 from fsdpplan.spec.layout import Layout
@@ -142,34 +145,6 @@ def host_additions(layout: Layout) -> int:
     return 0 if is_partial else layout.num_microbatches - 1
 
 
-def with_seconds(batch: MicroBatch, **seconds: float) -> MicroBatch:
-    """The same with other `seconds` of every unit."""
-    return replace(
-        batch,
-        runs=tuple((replace(unit, **seconds), number) for unit, number in batch.runs),
-        tables=replace(batch.tables, **seconds),
-        head=replace(batch.head, **seconds),
-        root=replace(batch.root, **seconds),
-    )
-
-
-def early_micro_batch(batch: MicroBatch, layout: Layout) -> MicroBatch:
-    """A micro-batch before the last one, by the synchronisation policy."""
-    match layout.gradient_sync:
-        case "every":
-            return batch
-        case "reduce_scatter_only":
-            # without replicas a reduction is whole as it is, and goes to the host
-            silenced = {"all_reduce": 0.0, **(_NO_COPIES if layout.dp_replicate > 1 else {})}
-        case "last":
-            silenced = {"all_reduce": 0.0, "reduce_scatter": 0.0, "copy_in": 0.0, **_NO_COPIES}
-    return with_seconds(batch, **silenced)
-
-
-_NO_COPIES = {"download": 0.0, "adding": 0.0}
-"""Gradients that stay on the device."""
-
-
 def replica_passes(case: Case, stage: Stage) -> Passes:
     """All micro-batches under DDP, ZeRO-1 or ZeRO-2, or on one rank."""
     layout = case.layout
@@ -178,7 +153,7 @@ def replica_passes(case: Case, stage: Stage) -> Passes:
     step = played(
         replica_step(batch, num_microbatches=layout.num_microbatches, reduces_all=reduces_all)
     )
-    share, reduced = scatter_share(batch), step.waited["reduction"]
+    share, reduced = batch.scatter_share, step.waited["reduction"]
     return Passes(
         busy_seconds=step.seconds - step.exposed,
         exposed=ExposedSeconds(
@@ -187,12 +162,6 @@ def replica_passes(case: Case, stage: Stage) -> Passes:
             all_reduce=(1 - share) * reduced,
         ),
     )
-
-
-def scatter_share(batch: ReplicaBatch) -> float:
-    """Part of the reductions' time that is reduce-scatters."""
-    scatters = sum(bucket.reduce_scatter for bucket in batch.buckets)
-    return scatters / batch.reduction if batch.reduction else 0.0
 
 
 def replica_batch(case: Case, stage: Stage, seconds: tuple[float, float]) -> ReplicaBatch:

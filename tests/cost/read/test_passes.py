@@ -1,21 +1,16 @@
-"""Timing: shapes and groups translated to the seconds that the simulation takes."""
+"""Passes: shapes and groups translated to the seconds that the streams take."""
 
 from __future__ import annotations
 
 import pytest
 
+from fsdpplan.cost.block.work import block_work
+from fsdpplan.cost.kernels.gradients import gradient_seconds
+from fsdpplan.cost.kernels.head import layout_head_seconds
+from fsdpplan.cost.kernels.optimizer import layout_optimizer_seconds, optimizer_elements
 from fsdpplan.cost.model.shards import block_size, whole_model
 from fsdpplan.cost.network.placement import Group, shard_group
-from fsdpplan.cost.overlap.passes import (
-    fsdp_micro_batch,
-)
-from fsdpplan.cost.overlap.timing import (
-    block_work,
-    gradient_seconds,
-    layout_head_seconds,
-    layout_optimizer_seconds,
-    optimizer_elements,
-)
+from fsdpplan.cost.read.passes import fsdp_micro_batch
 from fsdpplan.cost.step.fsdp import UnitSeconds
 from fsdpplan.cost.traffic.calls import group_level, group_seconds
 from fsdpplan.cost.traffic.fsdp import CHUNK_CAT_SHARE, copy_seconds, flat_gradient_seconds

@@ -28,21 +28,10 @@ from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.kernels.compute import device_parts
 from fsdpplan.cost.model.shards import Stage, block_cases, block_kinds
 from fsdpplan.cost.network.placement import pp_group
-from fsdpplan.cost.overlap.exposed import (
-    ExposedSeconds,
-)
-from fsdpplan.cost.overlap.passes import (
-    Passes,
-    early_micro_batch,
-    fsdp_micro_batch,
-    plain_seconds,
-    replica_batch,
-    scatter_share,
-    with_seconds,
-)
-from fsdpplan.cost.overlap.timing import block_times
 from fsdpplan.cost.play.clocks import played
 from fsdpplan.cost.play.pipeline import PipelineTiming, played_pipeline
+from fsdpplan.cost.read.exposed import ExposedSeconds
+from fsdpplan.cost.read.passes import Passes, fsdp_micro_batch, plain_seconds, replica_batch
 from fsdpplan.cost.schedule.order import layout_order, paired_passes
 from fsdpplan.cost.schedule.stages import (
     StageKinds,
@@ -51,7 +40,13 @@ from fsdpplan.cost.schedule.stages import (
     stage_kinds,
 )
 from fsdpplan.cost.step import replica
-from fsdpplan.cost.step.fsdp import NO_SECONDS, backward_pass, forward_pass
+from fsdpplan.cost.step.fsdp import (
+    NO_SECONDS,
+    backward_pass,
+    early_micro_batch,
+    forward_pass,
+    with_seconds,
+)
 from fsdpplan.cost.step.pipeline import (
     WAITING_SCHEDULES,
     Pair,
@@ -60,6 +55,7 @@ from fsdpplan.cost.step.pipeline import (
     fsdp_gathering,
 )
 from fsdpplan.cost.step.replica import ReplicaBatch
+from fsdpplan.cost.traffic.block_times import block_times
 from fsdpplan.cost.traffic.calls import Calls, call_seconds, group_seconds
 from fsdpplan.cost.traffic.fsdp import Units, fsdp_units, reduced_rounds
 from fsdpplan.cost.traffic.rank import (
@@ -389,7 +385,7 @@ def _with_replicas(case: Case, stages: StageKinds, plain: PipelineStep) -> _Arou
         )
     elif any(gathers):
         before = max(sum(gathers[at] for at in held) for held in layout_rank_stages(case.layout))
-    share = max(scatter_share(batch) for batch in batches)
+    share = max(batch.scatter_share for batch in batches)
     return _Around(step=step, scatter_share=share, before=before)
 
 

@@ -11,8 +11,8 @@ from fsdpplan.cost.block.work import block_work
 from fsdpplan.cost.kernels.compute import block_seconds
 from fsdpplan.cost.model.formats import block_ways, inner_ways
 from fsdpplan.cost.model.params import dense_view
-from fsdpplan.cost.overlap.timing import BlockTimes, block_times, calls_waiting
 from fsdpplan.cost.traffic.block_calls import _block_calls, block_calls
+from fsdpplan.cost.traffic.block_times import BlockTimes, block_times, calls_waiting
 from fsdpplan.cost.traffic.calls import BlockCall
 from tests.cost.problems import Case, case
 from tests.cost.test_least import MIXTURE

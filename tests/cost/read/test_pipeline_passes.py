@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 
 from fsdpplan.cost.memory.peak import rank_memory
-from fsdpplan.cost.overlap.passes import Passes
-from fsdpplan.cost.overlap.pipeline_passes import pipeline_parts, pipeline_passes
 from fsdpplan.cost.play.pipeline import played_in_full, played_pipeline
+from fsdpplan.cost.read.passes import Passes
+from fsdpplan.cost.read.pipeline import pipeline_parts, pipeline_passes
 from fsdpplan.cost.schedule.stages import pipeline_ranks
 from fsdpplan.cost.traffic.rank import pp_calls, step_calls, table_seconds
 from tests.cost.problems import Case, case

@@ -9,8 +9,8 @@ from hypothesis import given
 
 from fsdpplan.cost.block.operators import block_operators
 from fsdpplan.cost.block.work import block_work
-from fsdpplan.cost.overlap.timing import BlockWaiting, block_times, exposed_seconds
 from fsdpplan.cost.traffic.block_calls import block_calls
+from fsdpplan.cost.traffic.block_times import BlockWaiting, block_times, exposed_seconds
 from fsdpplan.cost.traffic.calls import BlockCall, group_seconds
 from tests.cost.problems import Case, case
 from tests.cost.wide import MIXTURE, wide_cases
