@@ -12,8 +12,9 @@ layout a search puts first, and whether that one has what was asked for:
    different answers. So a threshold that is said was planned on both of its sides.
 
 Sequences, batches and GPUs are searched at each doubling, without a pool. That an answer is "no"
-needs no search of all layouts, but at the sides of a threshold, whose answers are shown: where the
-best with it is further behind some layout than any tie goes, nothing that has it is first.
+needs no search of all layouts, but at the sides of a threshold, whose answers are shown: where all
+that has it is further behind some layout of the pool than any tie goes, nothing that has it is
+first.
 
 No bound is known between grid points that were not searched: an island of the opposite answer that
 is narrower than a step of the grid, of layouts that no search at the ends lists, would be missed.
@@ -26,17 +27,19 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any
 
-from fsdpplan.cost.band import MOST_INDISTINGUISHABLE_FRACTION
-from fsdpplan.cost.estimate import estimate
+from fsdpplan.cost.estimate import estimate, step_time
 from fsdpplan.cost.memory.peak import rank_memory
 from fsdpplan.errors import SpecError
 from fsdpplan.search.advice.difference import Priced
+from fsdpplan.search.bounds.frontier import REACH
+from fsdpplan.search.bounds.pricing import any_below
 from fsdpplan.search.enumerate import divisors
 from fsdpplan.search.order import Entry, in_order, seconds
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.question import Question, SearchResult
 from fsdpplan.search.recommend import difference_of, recommend
 from fsdpplan.search.rules.legality import legal_layout_problem, question_problem
+from fsdpplan.search.space import Space
 from fsdpplan.spec.cluster import Cluster, Device
 from fsdpplan.spec.layout import Layout
 from fsdpplan.units import format_bandwidth, format_gib, format_seconds
@@ -214,6 +217,8 @@ class Knob:
     """The question with another value. Raises SpecError where there is none such."""
     factor: float = LINKS_FACTOR
     """It is looked at up to so many times its present value, and down to that part of it."""
+    is_rate: bool = False
+    """It makes nothing legal, nor fit."""
     steps: tuple[float, ...] = ()
     """Values that it can have, of a number; empty: all of that range."""
 
@@ -297,6 +302,7 @@ def knobs(asked: Question, resized: Callable[[int], Cluster] | None) -> tuple[Kn
         Knob(
             name=f"{training.precision} FLOP/s of a GPU",
             unit="FLOP/s",
+            is_rate=True,
             now=peak,
             factor=RATES_FACTOR,
             at=of_device(lambda value: _as_fast(device, value / peak)),
@@ -304,6 +310,7 @@ def knobs(asked: Question, resized: Callable[[int], Cluster] | None) -> tuple[Kn
         Knob(
             name="memory bandwidth of a GPU",
             unit="B/s",
+            is_rate=True,
             now=device.memory_bandwidth_bytes_per_second,
             factor=RATES_FACTOR,
             at=of_device(lambda v: replace(device, memory_bandwidth_bytes_per_second=v)),
@@ -352,6 +359,7 @@ def _link_knobs(asked: Question) -> Iterator[Knob]:
         yield Knob(
             name=f"bandwidth of {level.name} {where}, each GPU",
             unit="B/s",
+            is_rate=True,
             now=share * level.port_bandwidth_bytes_per_second,
             at=lambda value, at=at, share=share: at(  # type: ignore[misc]
                 value / share, "port_bandwidth_bytes_per_second"
@@ -361,6 +369,7 @@ def _link_knobs(asked: Question) -> Iterator[Knob]:
             yield Knob(
                 name=f"latency of {level.name} {where}",
                 unit="s",
+                is_rate=True,
                 now=level.latency_seconds,
                 at=lambda value, at=at: at(value, "latency_seconds"),  # type: ignore[misc]
             )
@@ -396,6 +405,10 @@ class _Points:
     sides: dict[float, Side] = field(default_factory=dict)
     all_searched: set[float] = field(default_factory=set)
     """Values at which all layouts were."""
+    fitting: dict[Layout, bool] = field(default_factory=dict)
+    """Whether layouts are legal and fit, whatever a rate is."""
+    guesses: dict[tuple[float, int], bool] = field(default_factory=dict)
+    """By value, and how many layouts the pool had."""
     searches: int = 0
 
     def searched(self, value: float) -> Side:
@@ -441,48 +454,55 @@ class _Points:
 
     def _beaten_by(self, asked: Question) -> Priced | None:
         """A layout of the pool that beats all that have what is asked for by more than any tie
-        goes. It takes a search of those alone; where that is of many questions, all are searched.
-        """
-        if self.knob.steps or self.wanted.split or self.wanted.numbers:
-            return None
-        self.searches += 1
-        entries, _, _ = _listed_with(asked, self.wanted)
-        self.pool |= dict.fromkeys(layout for layout, _ in entries)
+        goes. What runs say of those is not bounded: where there are some, all are searched."""
         others = [one for one in self._pooled(asked) if not self.wanted.allows(one[0])]
-        if not others:
+        if asked.learner is not None or not others:
             return None
         fastest = min(others, key=seconds)
-        bound = (1 + MOST_INDISTINGUISHABLE_FRACTION) * seconds(fastest)
-        if any(seconds(entry) <= bound for entry in entries):
-            return None
+        self.searches += 1
+        for question in self.wanted.questions(asked):
+            if problem_of(question) is None:
+                nearest = any_below(Space(question), REACH * seconds(fastest))
+                if nearest is not None:
+                    self.pool[nearest[0]] = None
+                    return None
         return _priced(asked, fastest)
 
     def _pooled(self, asked: Question) -> list[Entry]:
-        """The pool's layouts that are legal and fit, with what they take."""
-        found: list[Entry] = []
-        for layout in self.pool:
+        """Of the pool's layouts that are legal and fit, those within a tie of the fastest, with
+        what they take."""
+        there = [one for one in self.pool if self._fits(asked, one)]
+        if asked.learner is not None:
+            return [(one, asked.learner.corrected(one, estimate(asked.case(one)))) for one in there]
+        times = {one: step_time(asked.case(one)).time.total_seconds for one in there}
+        most = REACH * min(times.values(), default=0.0)
+        return [(one, estimate(asked.case(one))) for one, time in times.items() if time <= most]
+
+    def _fits(self, asked: Question, layout: Layout) -> bool:
+        """Whether a layout is legal and fits; asked once where the input is a rate."""
+        known = self.fitting if self.knob.is_rate else {}
+        if layout not in known:
             case = asked.case(layout)
-            if legal_layout_problem(case) is not None:
-                continue
-            if rank_memory(case).peak_device_bytes > asked.available_bytes:
-                continue
-            told = estimate(case)
-            if asked.learner is not None:
-                told = asked.learner.corrected(layout, told)
-            found.append((layout, told))
-        return found
+            known[layout] = (
+                legal_layout_problem(case) is None
+                and rank_memory(case).peak_device_bytes <= asked.available_bytes
+            )
+        return known[layout]
 
     def guessed(self, value: float) -> bool:
         """What the pool alone says; of what was searched, that."""
         if value in self.sides:
             return self.sides[value].has_it
-        asked = self.knob.at(value)
-        order = in_order(
-            self._pooled(asked),
-            difference=difference_of(asked.cluster, asked.learner),
-            cluster=asked.cluster,
-        )
-        return order is not None and self.wanted.allows(order.entries[0][0])
+        key = (value, len(self.pool))
+        if key not in self.guesses:
+            asked = self.knob.at(value)
+            order = in_order(
+                self._pooled(asked),
+                difference=difference_of(asked.cluster, asked.learner),
+                cluster=asked.cluster,
+            )
+            self.guesses[key] = order is not None and self.wanted.allows(order.entries[0][0])
+        return self.guesses[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,6 +121,30 @@ def faster(space: Space, most_seconds: float) -> Entry | None:
     return min(below, key=by_time, default=None)
 
 
+def any_below(space: Space, most_seconds: float) -> Entry | None:
+    """A layout that takes less than that, with usual or rare settings; None where there is none.
+    What is looked at may take `NEAR` times as long: two changes may bring it below."""
+    frontier = Frontier(space)
+    most, found = NEAR * most_seconds, list[Entry]()
+    heap = [(group.floor, index) for index, group in enumerate(frontier.groups)]
+    heapify(heap)
+    while heap and heap[0][0] < most:
+        _, index = heappop(heap)
+        group = frontier.groups[index]
+        priced = len(group.entries)
+        frontier.advance(group)
+        found += group.entries[priced:]
+        if group.best < most_seconds:
+            return min(group.entries, key=by_time)
+        heappush(heap, (group.floor, index))
+    refining = Refining(space, best=most)
+    refining.from_priced(found)
+    refining.from_unpriced(list(_starts(frontier, refining)))
+    _refine_spared(frontier, refining)
+    fastest = min(refining.found, key=by_time, default=None)
+    return fastest if fastest is not None and seconds(fastest) < most_seconds else None
+
+
 def usual(space: Space, limit: int) -> list[Entry]:
     """Of each group that may be listed, the fastest with the usual settings, and what had to be
     priced to find it."""
@@ -167,7 +191,8 @@ def _starts(frontier: Frontier, refining: Refining) -> Iterator[tuple[float, Lay
 def _host_leads(frontier: Frontier, refining: Refining) -> bool:
     """Whether the fastest so far has its state on the host."""
     usual = (entry for group in frontier.groups for entry in group.entries)
-    return min((*usual, *refining.found), key=by_time)[0].offload != "none"
+    fastest = min((*usual, *refining.found), key=by_time, default=None)
+    return fastest is not None and fastest[0].offload != "none"
 
 
 def _refine_spared(frontier: Frontier, refining: Refining) -> None:
