@@ -1,7 +1,7 @@
 """Pipelines laid out: what each rank does of its schedule, and the collectives around it.
 
 The schedule is played to its last action, as a step is priced, with the parameters that
-first passes wait for. Collectives of data parallelism are put where that model prices them: gathers
+first passes wait for. Collectives of data parallelism are put where that prices them: gathers
 before first passes, reductions behind each stage's last one.
 """
 
