@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from fsdpplan.spec.adapters import nf4_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdpplan.spec.adapters import nf4_bytes
 from fsdpplan.trainer.model import nf4
 
 SHAPES = [(512, 512), (896, 320), (2880, 192), (64, 7), (37, 11), (1, 1)]
