@@ -9,7 +9,7 @@ from typing import Any
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.table import Table, short
-from fsdpplan.spec.model import RopeScaling
+from fsdpplan.spec.model import MAX_LAYERS, RopeScaling
 
 SILU = ("silu", "swish")
 GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu", "gelu_fast", "gelu_python")
@@ -211,6 +211,18 @@ def _full_every(table: Table, layers: int, notes: list[str]) -> int:
         f"last of each {every}, {layers // every} in all"
     )
     return every
+
+
+def layers_of(table: Table) -> int:
+    """`num_hidden_layers`, of which lists are made: no more than a model can have."""
+    return within_layers(table, "num_hidden_layers", table.integer("num_hidden_layers"))
+
+
+def within_layers(table: Table, key: str, number: int) -> int:
+    """`number`, the value of `key`, which counts blocks."""
+    if number > MAX_LAYERS:
+        raise table.wrong(key, f"at most {MAX_LAYERS}: no model has more than {MAX_LAYERS} layers")
+    return number
 
 
 def letters(table: Table, key: str, layers: int, words: dict[str, str]) -> str:

@@ -21,6 +21,7 @@ from fsdpplan.files.huggingface.experts import (
 from fsdpplan.files.huggingface.fields import (
     activation,
     head_dim,
+    layers_of,
     letters,
     note_partial,
     note_ungated,
@@ -32,6 +33,7 @@ from fsdpplan.files.huggingface.fields import (
     rope_theta,
     whole_pattern,
     with_default,
+    within_layers,
 )
 from fsdpplan.files.huggingface.llama import Fields, attention_bias, decoder
 from fsdpplan.files.table import Table, short
@@ -41,7 +43,7 @@ from fsdpplan.spec.model import DeltaRule, Experts, Indexer, LatentAttention, Ma
 def llama4(table: Table, notes: list[str]) -> Fields:
     """Llama 4's text model: a shared expert and one of many, in each block or each second one;
     three of four blocks see chunks of a sequence, the fourth all of it without positions."""
-    layers = table.integer("num_hidden_layers")
+    layers = layers_of(table)
     plain = {k: v for k, v in table.values.items() if k not in ("rope_scaling", "rope_parameters")}
     fields = decoder(
         replace(table, values=plain),
@@ -109,8 +111,9 @@ def _chunks(table: Table, layers: int) -> Fields:
 
 def glm_moe_dsa(table: Table, notes: list[str]) -> Fields:
     """GLM 5: DeepSeek-V3.2 with one group; some blocks may take the keys that others chose."""
-    kinds = table.values.get("indexer_types") or table.values.get("index_topk_pattern") or ()
-    shared = sum(str(kind).lower().startswith("s") for kind in kinds)
+    kinds = table.values.get("indexer_types") or table.values.get("index_topk_pattern")
+    listed = kinds if isinstance(kinds, list | str) else ()
+    shared = sum(str(kind).lower().startswith("s") for kind in listed)
     if shared:
         notes.append(f"{shared} blocks that choose no keys themselves are planned as if they did")
     return deepseek_v32(with_default(table, n_group=1, topk_group=1, q_lora_rank=2048), notes)
@@ -134,8 +137,9 @@ LINEAR_OR_FULL = {"linear_attention": "D", "full_attention": "A"}
 
 def _gated_delta(table: Table, notes: list[str]) -> Fields:
     """Linear attention by the gated delta rule, and each Nth block attention with a gate."""
-    layers = table.integer("num_hidden_layers")
-    every = optional_integer(table, "full_attention_interval", 4)
+    layers = layers_of(table)
+    key = "full_attention_interval"
+    every = within_layers(table, key, optional_integer(table, key, 4))
     mixers = "D" * (every - 1) + "A"
     if table.values.get("layer_types") is not None:
         mixers = letters(table, "layer_types", layers, LINEAR_OR_FULL)

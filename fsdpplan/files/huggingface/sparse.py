@@ -20,6 +20,7 @@ from fsdpplan.files.huggingface.experts import (
 )
 from fsdpplan.files.huggingface.fields import (
     head_dim,
+    layers_of,
     note_partial,
     optional_flag,
     optional_integer,
@@ -425,7 +426,7 @@ def mimo_v2_flash(table: Table, notes: list[str]) -> Fields:
         "layernorm_epsilon": "rms_norm_eps",
         "sliding_window_size": "sliding_window",
     }
-    layers = table.integer("num_hidden_layers")
+    layers = layers_of(table)
     values = dict(table.values)
     pattern, sparse = values.get("hybrid_layer_pattern"), values.get("moe_layer_freq")
     if isinstance(pattern, list):

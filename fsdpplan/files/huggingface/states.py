@@ -11,6 +11,7 @@ from dataclasses import replace
 from fsdpplan.files.huggingface.experts import auxiliary_loss, deepseek_v3, experts_of
 from fsdpplan.files.huggingface.fields import (
     head_dim,
+    layers_of,
     letters,
     optional_flag,
     optional_integer,
@@ -18,6 +19,7 @@ from fsdpplan.files.huggingface.fields import (
     renamed,
     whole_pattern,
     with_default,
+    within_layers,
 )
 from fsdpplan.files.huggingface.hybrids import LINEAR_OR_FULL
 from fsdpplan.files.huggingface.llama import Fields, attention_bias, decoder, olmo2
@@ -64,7 +66,7 @@ def granitemoehybrid(table: Table, notes: list[str]) -> Fields:
     """Granite 4: Mamba-2 in most blocks, attention in others; in each experts and a network that
     every token visits, or that alone."""
     table = renamed(table, {"layers_block_type": "layer_types"})
-    layers = table.integer("num_hidden_layers")
+    layers = layers_of(table)
     kinds = "M" * layers
     if table.values.get("layer_types") is not None:
         kinds = whole_pattern(letters(table, "layer_types", layers, GRANITE_KINDS), layers)
@@ -89,7 +91,7 @@ def granitemoehybrid(table: Table, notes: list[str]) -> Fields:
 
 def bamba(table: Table, notes: list[str]) -> Fields:
     """Bamba: Mamba-2 in most blocks, attention in those listed."""
-    layers = table.integer("num_hidden_layers")
+    layers = layers_of(table)
     found = table.values.get("attn_layer_indices") or []
     if not isinstance(found, list) or any(type(one) is not int for one in found):
         raise table.wrong("attn_layer_indices", "a list of numbers of blocks")
@@ -104,7 +106,7 @@ def bamba(table: Table, notes: list[str]) -> Fields:
 
 def olmo_hybrid(table: Table, notes: list[str]) -> Fields:
     """OLMo Hybrid: OLMo 3's blocks, the gated delta rule in three of four."""
-    layers = table.integer("num_hidden_layers")
+    layers = layers_of(table)
     mixers = "DDDA"
     if table.values.get("layer_types") is not None:
         mixers = letters(table, "layer_types", layers, LINEAR_OR_FULL)
@@ -160,7 +162,7 @@ def _kimi_delta(table: Table, mixers: str, notes: list[str]) -> Fields:
 
 def kimi_linear(table: Table, notes: list[str]) -> Fields:
     """Kimi Linear: latent attention in each fourth block, Kimi delta attention in the others."""
-    layers = table.integer("num_hidden_layers")
+    layers = layers_of(table)
     usual = {"n_group": 1, "topk_group": 1}
     if isinstance(table.values.get("linear_attn_config"), dict):  # its publisher's keys
         linear = table.table("linear_attn_config")
@@ -181,8 +183,9 @@ def kimi_linear(table: Table, notes: list[str]) -> Fields:
 
 def bailing_hybrid(table: Table, notes: list[str]) -> Fields:
     """Ling 2.5: latent attention in the last block of each group, Kimi delta attention before."""
-    layers = table.integer("num_hidden_layers")
-    mixers = "D" * (optional_integer(table, "layer_group_size", 6) - 1) + "A"
+    layers = layers_of(table)
+    size = optional_integer(table, "layer_group_size", 6)
+    mixers = "D" * (within_layers(table, "layer_group_size", size) - 1) + "A"
     if table.values.get("layer_types") is not None:
         mixers = letters(table, "layer_types", layers, LINEAR_OR_FULL)
     return _kimi_delta(table, mixers[:layers], notes)

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fsdpplan.cost.model.params import active_parameter_count, parameter_count
 from fsdpplan.errors import SpecError
 from fsdpplan.files.huggingface.config import LoadedModel, parse_hf_config
 from tests.files.references import built_parameters
+from tests.refusals import check_one_line
 
 ROWS = [
     json.loads(line)
@@ -101,6 +104,42 @@ def test_an_unknown_mixture_is_never_told_to_be_dense(key: str, value: object) -
         assert "mixture of experts" in said
         assert "--params TOTAL --active-params ACTIVE" in said
         assert "dense" not in said
+
+
+STRANGE = [None, True, 0, -1, 10**18, 0.5, "x", [], [[]], [None], ["a"], [10**9], {}, {"a": 1}]
+BY_OTHERS = ["indexer_types", "layer_types", "mlp_layer_types", "hybrid_layer_pattern"]
+BY_OTHERS += ["linear_attn_config", "attn_layer_indices", "moe_topk", "moe_layer_freq"]
+
+
+@given(st.sampled_from(ROWS), st.data())
+def test_any_value_at_any_key_is_a_model_or_one_line(
+    row: dict[str, Any], data: st.DataObject
+) -> None:
+    config = row["config"]
+    inner = config.get("text_config", config)
+    key = data.draw(st.sampled_from(sorted({*inner, *BY_OTHERS})))
+    changed = inner | {key: data.draw(st.sampled_from(STRANGE))}
+    try:
+        model = parse(changed if inner is config else config | {"text_config": changed}).model
+    except SpecError as refused:
+        check_one_line(refused)
+    else:
+        assert parameter_count(model) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("bailing_hybrid", {"layer_types": None, "layer_group_size": 10**18}),
+        ("bamba-9b", {"num_hidden_layers": 10**18}),
+        ("granite-4-h-micro", {"num_hidden_layers": 10**18}),
+        ("mimo_v2_flash", {"num_hidden_layers": 10**18}),
+        ("qwen3_next", {"layer_types": None, "full_attention_interval": 10**18}),
+    ],
+)
+def test_no_list_of_endless_layers_is_made(name: str, change: dict[str, Any]) -> None:
+    row = next(row for row in PLANNED if row["name"] == name)
+    assert "no model has more than 10000 layers" in refusal(row["config"] | change)
 
 
 def test_the_text_model_of_a_wrapper_is_read_by_its_own_family() -> None:
