@@ -62,6 +62,8 @@ class Program:
     """Its launcher, ours or its own, lets the allocator's segments grow (`expandable_segments`)."""
     compiles_loss: bool = False
     """Where blocks are compiled the loss is, too. Others leave it to the script."""
+    reshards_stages: bool = False
+    """It lets FSDP free the blocks of a pipeline's stages, where it is told to."""
     returned_logits: Logits = "none"
     """What a loop holds until backward is done, because the model returns its logits beside the
     loss: nothing, the logits, or a copy of them in fp32."""
@@ -107,6 +109,9 @@ _PROGRAMS: dict[ProgramName, Program] = {
         has_open_attention=True,
         compiles_loss=True,
         is_target=True,
+        # torchtitan/models/llama3/infra/parallelize.py: "default" does not with a pipeline,
+        # "always" does
+        reshards_stages=True,
     ),
     "megatron": Program(
         words="Megatron-LM",
@@ -146,6 +151,12 @@ def program_needs(name: ProgramName, layout: Layout) -> tuple[Need, ...]:
 def program_named(name: ProgramName) -> Program:
     """What the program of that name can do."""
     return _PROGRAMS[name]
+
+
+@lru_cache(maxsize=8)
+def _resharding(traits: Runtime) -> Runtime:
+    """The runtime in a program that lets it free the blocks of a pipeline's stages."""
+    return replace(traits, reshards_stages=True)
 
 
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:[.+a-z_-][0-9A-Za-z.+_-]*)?", re.ASCII)
@@ -627,8 +638,11 @@ class Training(RemembersHash):
 
     @property
     def traits(self) -> Runtime:
-        """What the runtime does."""
-        return runtime_named(self.runtime)
+        """What the runtime does, in the program that trains."""
+        traits = runtime_named(self.runtime)
+        if self.program == "reference" or not program_named(self.program).reshards_stages:
+            return traits
+        return _resharding(traits)
 
     @property
     def family(self) -> StackFamily:

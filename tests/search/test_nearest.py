@@ -35,3 +35,15 @@ def test_of_models_with_many_words_the_nearest_has_its_loss_in_pieces() -> None:
     miss = asked.answer().nearest_miss
     assert miss is not None
     assert miss.layout.loss_chunks > 1
+
+
+@pytest.mark.parametrize("mode", ["full", "op", None])
+def test_with_some_blocks_recomputed_something_comes_nearest(mode: str | None) -> None:
+    found = question(
+        "llama-3.1-8b", 1, "oci-bm-gpu-a10-4", activation_checkpointing=mode, checkpoint_blocks=16
+    ).answer()
+    assert not found.ranked
+    assert found.nearest_miss is not None
+    nearest = found.nearest_miss.layout
+    assert nearest.checkpoint_blocks == 16
+    assert nearest.activation_checkpointing in ((mode,) if mode else ("attention", "op", "full"))

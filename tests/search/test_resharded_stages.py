@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fsdpplan.search.pins import Pins
-from fsdpplan.spec.layout import Reshard
+from fsdpplan.search.rules.legality import first_problem
+from fsdpplan.spec.layout import Layout, Reshard
 from tests.search.questions import WIDE, Question, question
 
 POLICIES: tuple[Reshard, ...] = ("always", "never")
@@ -23,6 +25,44 @@ def asked(gib: float, **pins: object) -> Question:
         training=replace(one.training, runtime="automodel"),
         pins=Pins(pp=2, tp=1, **pins),  # type: ignore[arg-type]
     )
+
+
+def test_what_trains_says_whether_stages_can_be_resharded() -> None:
+    """torchtitan lets FSDP do so where it is told to, and AutoModel; our own trainer does not."""
+    layout = Layout(
+        pp=2,
+        dp_shard=4,
+        schedule="1f1b",
+        num_microbatches=4,
+        gradient_sync="last",
+        reshard_after_forward="always",
+    )
+    one = question("llama-3.1-8b", 8, global_batch=16)
+    answers = {
+        name: first_problem(replace(one.case(layout), training=replace(one.training, **software)))
+        for name, software in SOFTWARE.items()
+    }
+    assert {name for name, problem in answers.items() if problem is None} == CAN
+
+
+SOFTWARE: dict[str, dict[str, Any]] = {
+    "own": {},
+    "hf": {"program": "hf"},
+    "torchtitan": {"program": "torchtitan"},
+    "automodel": {"runtime": "automodel"},
+}
+CAN = {"torchtitan", "automodel"}
+
+
+def test_a_pin_of_torchtitan_never_wins() -> None:
+    found = asked(24.5)
+    training = replace(found.training, runtime="fsdp2", program="torchtitan")
+    free = seconds(replace(found, training=training))
+    assert free is not None
+    for policy in POLICIES:
+        pins = replace(found.pins, reshard_after_forward=policy)
+        pinned = seconds(replace(found, training=training, pins=pins))
+        assert pinned is None or free <= pinned * (1 + 1e-9)
 
 
 def seconds(one: Question) -> float | None:

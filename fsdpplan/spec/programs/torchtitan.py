@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
-from fsdpplan.spec.programs.words import Unsayable, Vocabulary, Word, split_loss_problems
+from fsdpplan.spec.programs.words import (
+    Unsayable,
+    Vocabulary,
+    Word,
+    split_loss_problems,
+    trained_elsewhere,
+)
 from fsdpplan.spec.training import Dropout
 
 SCHEDULES = {
@@ -198,7 +204,7 @@ def _of_question(case: Case) -> Iterator[Unsayable]:
         yield Unsayable(
             what="models that are not dense decoders like Llama 3 and Qwen 3",
             words=f"{' and '.join(unlike)} of model {model.name} (it has dense decoders like "
-            "Llama 3 and Qwen 3): use --target slurm, whose trainer has them",
+            "Llama 3 and Qwen 3): " + trained_elsewhere(model),
         )
     if training.precision == "fp8" and training.fp8_recipe != "rowwise":
         yield Unsayable(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 from fsdpplan.spec.conventions import V_SCHEDULES
 from fsdpplan.spec.layout import Layout
+from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
 
@@ -120,6 +121,13 @@ def split_loss_problems(layout: Layout) -> Iterator[Unsayable]:
             what="sequence_parallel or loss_parallel without tp",
             words="sequence_parallel or loss_parallel without tp: leave them out",
         )
+
+
+def trained_elsewhere(model: Model) -> str:
+    """What to do with a model that a program cannot be told of."""
+    if model.unlike_reference:
+        return "write its own arguments around --target slurm --script"
+    return "use --target slurm, whose trainer has them"
 
 
 def field_names(kind: type[Layout] | type[Training]) -> tuple[str, ...]:

@@ -13,12 +13,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fsdpplan.errors import SpecError
+from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
+from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.legality import first_problem
-from fsdpplan.search.rules.program import program_problems, script_problem
+from fsdpplan.search.rules.program import (
+    program_problems,
+    program_question_problems,
+    script_problem,
+)
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Experts, Model
 from fsdpplan.spec.plan import Case
+from fsdpplan.spec.runtime import RuntimeName
 from fsdpplan.spec.training import Precision, ProgramName, Training
 from fsdpplan.trainer.config import LayoutConfig, load_plan
 from fsdpplan.trainer.errors import TrainerError
@@ -166,3 +173,25 @@ def test_only_what_the_program_runs_is_listed_and_the_rest_is_counted(
 def test_a_program_goes_with_runtime_fsdp2_only() -> None:
     with pytest.raises(SpecError, match="leave --program out, or use --runtime fsdp2"):
         Training(seq_len=64, global_batch=8, runtime="megatron", program="own")
+
+
+@pytest.mark.parametrize("program", ["torchtitan", "megatron"])
+@pytest.mark.parametrize("model", ["qwen3.5-35b-a3b", "nemotron-h-8b", "mixtral-8x7b"])
+def test_what_is_named_in_place_of_a_program_is_no_other_refusal(
+    program: ProgramName, model: str
+) -> None:
+    """The trainer behind `--target slurm` is named only for what it can build."""
+    asked = load_model(model)
+    training = Training(seq_len=2048, global_batch=8, program=program, runtime=RUNTIME[program])
+    found = program_question_problems(
+        model=asked,
+        cluster=load_cluster("dgx-h100", gpus=8).cluster,
+        training=training,
+        pins=Pins(),
+    )
+    for sentence in (one.sentence for one in found):
+        if "--target slurm" in sentence:
+            assert ("--script" in sentence) == bool(asked.unlike_reference)
+
+
+RUNTIME: dict[ProgramName, RuntimeName] = {"torchtitan": "fsdp2", "megatron": "megatron"}
