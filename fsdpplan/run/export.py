@@ -11,17 +11,28 @@ from fsdpplan.topology.probe import require_torch
 
 
 def export_checkpoint(
-    checkpoints: Path, out: Path, like: Path | None, *, drop_expert_bias: bool = False
+    checkpoints: Path,
+    out: Path | None,
+    like: Path | None,
+    *,
+    drop_expert_bias: bool = False,
+    peft: Path | None = None,
+    merged: bool = False,
+    as_trained: bool = False,
 ) -> str:
     """Write the newest whole checkpoint of `checkpoints` into the new folder `out`, with config and
-    tokenizer of `like`; returns what the program says of it.
+    tokenizer of `like`; or its adapters into `peft`, and `like` with them `merged` in it into
+    `out`. Returns what the program says of it.
 
     Raises SpecError where there is none, no published architecture is its model, or it has biases
     that balance experts, for which that has no place, unless they may be dropped.
     """
     require_torch("the export")
     words = [sys.executable, "-m", "fsdpplan.trainer.export"]
-    words += [f"--checkpoint-dir={checkpoints}", f"--out={out}"]
+    words += [f"--checkpoint-dir={checkpoints}"]
+    words += [f"--out={out}"] if out is not None else []
+    words += [f"--peft={peft}"] if peft is not None else []
+    words += [*(["--merged"] if merged else []), *(["--as-trained"] if as_trained else [])]
     words += [f"--init-from={like}"] if like is not None else []
     words += ["--drop-expert-bias"] if drop_expert_bias else []
     ended = subprocess.run(words, capture_output=True, text=True, check=False)

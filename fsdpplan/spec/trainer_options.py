@@ -276,6 +276,14 @@ class TrainerOptions:
             is_path=True,
         ),
     ] = None
+    export_peft: Annotated[
+        str | None,
+        Option(
+            help="Write the trained adapters there in the end, as PEFT and vLLM load them.",
+            metavar="DIR",
+            is_path=True,
+        ),
+    ] = None
     learning_rate: Annotated[
         float | None,
         Option(

@@ -476,6 +476,11 @@ def parse_model(document: Any) -> ModelConfig:
     return _parse_object(ModelConfig, document, "model")
 
 
+def parse_adapters(document: Any) -> AdaptersConfig:
+    """The adapters in a plan's `training`, or in a checkpoint's."""
+    return _parse_object(AdaptersConfig, document, "training.adapters")
+
+
 def _parse_object(cls: type[Parsed], document: Any, where: str) -> Parsed:
     """`document` as a `cls`, whose fields name the keys and their types."""
     if not isinstance(document, dict):

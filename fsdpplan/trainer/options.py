@@ -47,6 +47,7 @@ class Options(Updates):
     eval_tokens: int | None
     init_from: Path | None
     export_hf: Path | None
+    export_peft: Path | None
     adam_beta1: float
     adam_beta2: float
     adam_eps: float

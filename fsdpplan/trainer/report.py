@@ -18,6 +18,7 @@ from .config import LayoutConfig, PlanConfig, plan_sha256, plan_text
 from .errors import OutOfMemory
 from .evaluation import HeldOut
 from .huggingface.export import Exported
+from .huggingface.peft import Beside
 from .optimizer import Recipe
 from .options import Options
 from .pace import GarbageSchedule, Readings, StepClock, StepRead, Votes
@@ -73,6 +74,7 @@ class TrainingRun:
     progress: Progress
     checkpoints: Checkpoints | None
     publication: Exported | None = None
+    peft: Beside | None = None
     """What the end of the run writes for others."""
     readings: Readings
     votes: Votes

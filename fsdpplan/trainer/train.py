@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .checkpoint.base import base_fingerprint
 from .checkpoint.progress import Progress, recorded
 from .checkpoint.runs import CheckpointFailed, Checkpoints
 from .config import PlanConfig, load_plan
@@ -23,6 +24,8 @@ from .errors import RankError, TrainerError, TrainingDiverged
 from .evaluation import evaluate, held_out, said
 from .huggingface.export import export, require_new, require_no_bias_lost, what_to_publish
 from .huggingface.load import load_published, require_loadable
+from .huggingface.peft import export_peft, peft_to_publish
+from .model.weights import initialise_adapters
 from .optimizer import Recipe, make_optimizer, set_learning_rate
 from .options import Options, parse_options
 from .pace import GarbageSchedule, Readings, StepClock, StepRead, Votes
@@ -176,7 +179,9 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
     """Everything up to the first step."""
     recipe = options.recipe(plan)
     meshes = try_cluster(plan, options)
-    require_new(options.export_hf)
+    require_new(options.export_hf, "--export-hf")
+    require_new(options.export_peft, "--export-peft")
+    peft = peft_to_publish(plan, options)
     publication = what_to_publish(plan, options, recipe)
     device = start(plan)
     require_every_precision(plan, device)
@@ -230,6 +235,7 @@ def set_up(plan: PlanConfig, options: Options, stop: StopRequest) -> TrainingRun
         progress=progress,
         checkpoints=checkpoints,
         publication=publication,
+        peft=peft,
         held_out=held,
         readings=Readings(stages=plan.layout.pp),
         votes=Votes(),
@@ -249,23 +255,35 @@ def what_to_train_on(plan: PlanConfig, options: Options) -> Data:
 def first_weights(
     plan: PlanConfig, options: Options, checkpoints: Checkpoints | None
 ) -> Callable[[nn.Module], None] | None:
-    """What fills the model with published weights; None: it is drawn, or a checkpoint is resumed.
-    Raises TrainerError where the weights are not the plan's model's. All ranks call this, since a
-    file system may not show a checkpoint to each of them."""
-    folder = options.init_from
-    if folder is None or (checkpoints is not None and checkpoints.has_any()):
+    """What fills the model with published weights; None: it is drawn, or a checkpoint is resumed,
+    which has all of it but for the base of adapters. Raises TrainerError where the weights are not
+    the plan's model's. All ranks call this, since a file system may not show a checkpoint to each
+    of them."""
+    folder, adapters = options.init_from, plan.training.adapters
+    resumes = checkpoints is not None and checkpoints.has_any()
+    if folder is None or (resumes and adapters is None):
         return None
     require_loadable(plan, folder)
-    return lambda model: load_published(model, plan, folder)
+
+    def fill(model: nn.Module) -> None:
+        load_published(model, plan, folder)
+        initialise_adapters(model, seed=options.seed)
+
+    return fill
 
 
 def publish(run: TrainingRun) -> None:
     """Write the trained model for others, unless the run was stopped before its end."""
-    folder, what = run.options.export_hf, run.publication
-    if folder is None or what is None or run.progress.step < run.options.steps:
+    if run.progress.step < run.options.steps:
         return
-    run.watch.not_a_step()
-    export(run.assembled.model, run.plan, folder, what)
+    folder, what = run.options.export_hf, run.publication
+    if folder is not None and what is not None:
+        run.watch.not_a_step()
+        export(run.assembled.model, run.plan, folder, what)
+    folder, peft = run.options.export_peft, run.peft
+    if folder is not None and peft is not None:
+        run.watch.not_a_step()
+        export_peft(run.assembled.model, run.plan, folder, peft)
 
 
 def try_cluster(plan: PlanConfig, options: Options) -> Meshes | None:
@@ -322,6 +340,7 @@ def begin_or_resume(
         learning_rate=options.learning_rate,
         warmup_steps=options.warmup_steps,
         recipe=recorded(recipe),
+        base=_base_of(plan, checkpoints, model),
     )
     seed_generators(seed=options.seed, step=0, rank=dist.get_rank())
     if checkpoints is None:
@@ -333,6 +352,7 @@ def begin_or_resume(
         resume=options.resume,
         recipe=recipe,
         allow_changes=options.allow_changes,
+        base=beginning.base,
     )
     for remark in remarks:
         complain(f"checkpoint: {remark}")
@@ -345,6 +365,14 @@ def begin_or_resume(
         data_state=found.data_state,
         scaler_state=found.scaler_state,
     )
+
+
+def _base_of(plan: PlanConfig, checkpoints: Checkpoints | None, model: nn.Module) -> str:
+    """The fingerprint of what is frozen, which checkpoints have in its place; empty where there is
+    nothing of both."""
+    if plan.training.adapters is None or checkpoints is None:
+        return ""
+    return base_fingerprint(model, copied_parameters(plan), group=checkpoints.group)
 
 
 def one_step(run: TrainingRun) -> int:

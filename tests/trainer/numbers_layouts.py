@@ -18,6 +18,7 @@ from fsdpplan.trainer.errors import PreflightFailed, TrainerError
 from fsdpplan.trainer.parallel.support import require_runnable
 from fsdpplan.trainer.preflight.program import Preflight
 from tests.trainer import (
+    adapter_layouts,
     expert_layouts,
     jobs,
     loss_layouts,
@@ -70,6 +71,9 @@ def _named(world: int) -> Iterator[tuple[str, str]]:
         if which.endswith(f"_{world}"):
             for name in cases:
                 yield f"{which} {name}", json.dumps(parallel_layouts.document(which, name))
+    for name, case in adapter_layouts.LAYOUTS.get(world, {}).items():
+        yield f"adapters {name}", adapter_layouts.plan_text(case)
+        yield f"adapters bf16 {name}", adapter_layouts.plan_text(case, precision="bf16")
     if world == 4:
         yield from _of_four()
 

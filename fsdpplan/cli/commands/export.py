@@ -1,4 +1,4 @@
-"""`fsdpplan export`: a checkpoint as a folder that transformers loads."""
+"""`fsdpplan export`: a checkpoint as a folder that transformers or PEFT loads."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ class ExportOptions:
     out: Annotated[
         Path | None, Flag(metavar="DIR", parse=path, help="New folder for the model.")
     ] = None
+    peft: Annotated[
+        Path | None,
+        Flag(metavar="DIR", parse=path, help="Of a run with --lora: new folder for the adapters."),
+    ] = None
+    merged: Annotated[
+        bool, Flag(help="Of a run with --lora: merge the adapters into --init-from.")
+    ] = False
+    as_trained: Annotated[
+        bool, Flag(help="With --merged: into the 4-bit base that was trained, dequantised.")
+    ] = False
     init_from: Annotated[
         Path | None,
         Flag(
@@ -47,27 +57,30 @@ class ExportOptions:
 
 
 def export(*, options: ExportOptions, json: Json = False) -> None:
-    """Write a checkpoint as transformers loads it.
+    """Write a checkpoint as transformers loads it, or adapters as PEFT does.
 
     The newest whole checkpoint, whatever layout wrote it. It needs torch, no GPU, and room for one
     tensor at a time.
     """
-    for name in ("checkpoint_dir", "out"):
-        if getattr(options, name) is None:
-            raise SpecError(
-                f"--{name.replace('_', '-')} is missing: fsdpplan export --checkpoint-dir ckpt "
-                "--out model"
-            )
-    assert options.checkpoint_dir is not None
-    assert options.out is not None
+    if options.checkpoint_dir is None:
+        raise SpecError(
+            "--checkpoint-dir is missing: fsdpplan export --checkpoint-dir ckpt --out model"
+        )
+    if options.out is None and (options.merged or options.peft is None):
+        raise SpecError("--out is missing: fsdpplan export --checkpoint-dir ckpt --out model")
+    if options.as_trained and not options.merged:
+        raise SpecError("--as-trained is of --merged: add it, or leave this one out")
     said = export_checkpoint(
         options.checkpoint_dir,
         options.out,
         options.init_from,
         drop_expert_bias=options.drop_expert_bias,
+        peft=options.peft,
+        merged=options.merged,
+        as_trained=options.as_trained,
     )
     if json:
-        typer.echo(exported_json(options.out, said))
+        typer.echo(exported_json(options.out or options.peft, said))
     else:
         tell(said)
 
@@ -76,12 +89,12 @@ class ExportJson(TypedDict):
     """What `export --json` prints."""
 
     out: str
-    """The folder of the model."""
+    """The folder of the model, or of its adapters alone."""
     said: str
     """What was written, in a sentence."""
 
 
-def exported_json(out: Path, said: str) -> str:
+def exported_json(out: Path | None, said: str) -> str:
     """What `export --json` prints."""
     document: ExportJson = {"out": str(out), "said": said}
     return json.dumps(document, indent=2)

@@ -70,6 +70,11 @@ class Progress:
     """In which parameters and AdamW's moments are."""
     dropout: dict[str, Any] = field(default_factory=dict)
     """`training.dropout` of the plan that wrote it; empty where it said nothing."""
+    adapters: dict[str, Any] = field(default_factory=dict)
+    """`training.adapters` of the plan that wrote it: the checkpoint holds these, not the model;
+    empty where there are none."""
+    base: str = ""
+    """Fingerprint of what is frozen beside the adapters (`base_fingerprint`)."""
 
 
 def read_progress(path: Path) -> Progress:
@@ -134,6 +139,7 @@ def require_same_run(
             f"{plan.training.optimizer}, which cannot go on with that state: plan with --optimizer "
             f"{found.optimizer}, or take another --checkpoint-dir"
         )
+    words += _adapter_words(path, found, plan)
     if found.param_dtype != plan.training.param_dtype:
         raise TrainerError(
             f"{path} holds parameters in {found.param_dtype}, the plan keeps them in "
@@ -157,6 +163,50 @@ def require_same_run(
     return words
 
 
+def _adapter_words(path: Path, found: Progress, plan: PlanConfig) -> list[str]:
+    """What of adapters has changed. Raises unless those of `found` are the plan's."""
+    planned = _adapters(plan)
+    if bool(found.adapters) != bool(planned):
+        there, here = (
+            ("adapters alone", "all of the model")
+            if found.adapters
+            else ("the whole model", "adapters beside it")
+        )
+        how = f"plan with --lora {found.adapters['rank']}" if found.adapters else "plan without"
+        raise TrainerError(
+            f"{path} holds {there}, and the plan trains {here}: {how} to go on, or take another "
+            "--checkpoint-dir"
+        )
+    words = [
+        f"{name} {_shown(found.adapters.get(name))} there, {_shown(value)} in the plan"
+        for name, value in planned.items()
+        if name != "dropout" and found.adapters.get(name) != value
+    ]
+    if words:
+        raise TrainerError(
+            f"{path} holds other adapters than the plan's ({'; '.join(words)}): plan with what "
+            "they were trained with, or take another --checkpoint-dir"
+        )
+    before, now = found.adapters.get("dropout"), planned.get("dropout")
+    return [] if before == now else [f"dropout of adapters {before:g} there, {now:g} from here on"]
+
+
+def _adapters(plan: PlanConfig) -> dict[str, Any]:
+    """`training.adapters` as JSON has it; empty without."""
+    adapters = plan.training.adapters
+    told: dict[str, Any] = json.loads(json.dumps(asdict(adapters))) if adapters else {}
+    return told
+
+
+def require_same_base(path: Path, found: Progress, base: str) -> None:
+    """Raise unless the adapters of `found` were trained beside what has the fingerprint `base`."""
+    if found.base != base:
+        raise TrainerError(
+            f"{path} holds adapters of another base, without which they say nothing: give "
+            "--init-from the folder that its run began with, or take another --checkpoint-dir"
+        )
+
+
 def written_by(plan: PlanConfig) -> dict[str, Any]:
     """What a checkpoint says of the plan that wrote it: fields of Progress."""
     return {
@@ -165,6 +215,7 @@ def written_by(plan: PlanConfig) -> dict[str, Any]:
         "optimizer": plan.training.optimizer,
         "precision": plan.training.precision,
         "param_dtype": plan.training.param_dtype,
+        "adapters": _adapters(plan),
         "dropout": {} if plan.training.dropout is None else asdict(plan.training.dropout),
     }
 

@@ -46,10 +46,12 @@ from .progress import (
     Progress,
     changes,
     read_progress,
+    require_same_base,
     require_same_run,
     written_by,
 )
 from .state import (
+    Named,
     Staging,
     TensorTree,
     equalise_copies,
@@ -138,7 +140,7 @@ class Checkpoints:
         assert self.owner, "begin comes first"
         ended = self.wait()
         began = time.perf_counter()
-        tensors = tree(named_tensors(model, optimizer, copied_parameters(self.plan)))
+        tensors = tree(self._named(model, optimizer))
         tensors["rng"] = {str(dist.get_rank()): generator_states()}
         copies = None if self.staging is None else self.staging.take(tensors)
         planner = OwnTensors(padding_of(tensors, self.plan), copies)
@@ -210,10 +212,11 @@ class Checkpoints:
         resume: str,
         recipe: Recipe | None = None,
         allow_changes: bool = False,
+        base: str = "",
     ) -> tuple[Progress | None, list[str]]:
         """Read the best checkpoint into place, as `resume` (auto, required, never) allows, and get
         the folder ready; all ranks call this. Without a `recipe` nobody asks whether it is another
-        than the checkpoint's.
+        than the checkpoint's. `base` is the fingerprint of what is frozen beside adapters.
 
         Returns where that checkpoint stands, None where there is none at all, and what is to be
         said. Raises TrainerError where there are some and none is good: starting over is not for
@@ -239,6 +242,7 @@ class Checkpoints:
             progress = read_progress(path)
             steps = None if recipe is None else recipe.steps
             remarks += require_same_run(path, progress, self.plan, seed=seed, steps=steps)
+            require_same_base(path, progress, base)
             if recipe is not None:
                 remarks += changes(path, progress, self.plan, recipe, allowed=allow_changes)
             remarks += self._load(path, model, optimizer, progress)
@@ -280,7 +284,7 @@ class Checkpoints:
         if not optimizer.state:
             fill_optimizer(optimizer)
         index = read_index(path)
-        named = named_tensors(model, optimizer, copied_parameters(self.plan))
+        named = self._named(model, optimizer)
         tensors = tree(named)
         padding = padding_of(tensors, self.plan)
         rank = dist.get_rank()
@@ -306,6 +310,11 @@ class Checkpoints:
             return []
         seed_generators(seed=progress.seed, step=progress.step, rank=rank)
         return ["random numbers begin anew: another layout or an older trainer wrote it"]
+
+    def _named(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Named:
+        """What a checkpoint holds: of a run with adapters not the base beside them."""
+        copies, adapters = copied_parameters(self.plan), self.plan.training.adapters
+        return named_tensors(model, optimizer, copies, leaves_frozen=adapters is not None)
 
     def _damage(self, path: Path) -> str:
         """What is wrong with a checkpoint, as any rank sees it: each checks its share of it."""

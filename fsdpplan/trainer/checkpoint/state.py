@@ -26,10 +26,15 @@ Named = list[tuple[tuple[str, ...], Tensor]]
 
 
 def named_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, copies: Mapping[str, str]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    copies: Mapping[str, str],
+    *,
+    leaves_frozen: bool = False,
 ) -> Named:
     """The tensors of a model and of its optimizer, not copied. Tied parameters come once, under
-    their first name; those of `copies` under the name of what they are copies of."""
+    their first name; those of `copies` under the name of what they are copies of. Those that are
+    not trained may be left out."""
     # state_dict, since FSDP's hooks bring gathered parameters back to their shards first.
     names: dict[Tensor, str] = {}
     for name, value in model.state_dict(keep_vars=True).items():
@@ -38,6 +43,8 @@ def named_tensors(
                 f"the model keeps {name}, which is no tensor: it cannot be saved; keep it as one, "
                 "or outside of the model's state"
             )
+        if leaves_frozen and isinstance(value, nn.Parameter) and not value.requires_grad:
+            continue
         names.setdefault(value, copies.get(name, name))
     of_model: Named = [(("model", name), value.detach()) for value, name in names.items()]
     return of_model + [

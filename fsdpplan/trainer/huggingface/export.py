@@ -12,6 +12,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,10 +102,10 @@ def exported(
     )
 
 
-def require_new(folder: Path | None) -> None:
+def require_new(folder: Path | None, flag: str) -> None:
     """Raise TrainerError where something is in the way."""
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise TrainerError(f"{folder} exists and is not empty: take another --export-hf")
+        raise TrainerError(f"{folder} exists and is not empty: take another {flag}")
 
 
 def what_to_publish(plan: PlanConfig, options: Options, recipe: Recipe) -> Exported | None:
@@ -114,8 +115,8 @@ def what_to_publish(plan: PlanConfig, options: Options, recipe: Recipe) -> Expor
         return None
     if plan.training.adapters is not None:
         raise TrainerError(
-            "--export-hf writes a whole model, and this plan trains adapters beside one: leave it "
-            "out"
+            "--export-hf writes a whole model, and this plan trains adapters beside one: use "
+            "--export-peft, and fsdpplan export --merged behind the run"
         )
     what = exported(
         plan.model,
@@ -173,16 +174,16 @@ def _lost(where: str, instead: str, what: Exported) -> TrainerError:
 @torch.no_grad()
 def export(model: nn.Module, plan: PlanConfig, folder: Path, what: Exported) -> None:
     """Write the decoder of which every rank has its part; all ranks call this."""
-    partial = _partial(folder)
+    partial = partial_folder(folder)
     if dist.get_rank() == 0:
-        _begin(partial)
+        begin_folder(partial)
     dist.barrier()
     stage, place = divmod(dist.get_rank(), dist.get_world_size() // plan.layout.pp)
-    weights = _OfRanks(model, plan.model.vocab, what.dtype)
-    _write_stage(partial, stage, plan.model, what, weights, is_writer=place == 0)
+    weights = OfRanks(model, plan.model.vocab, what.dtype)
+    write_stage(partial, stage, plan.model, what, weights, is_writer=place == 0)
     dist.barrier()
     if dist.get_rank() == 0:
-        _finish(partial, folder, what)
+        finish_folder(partial, folder, what)
     dist.barrier()
 
 
@@ -191,25 +192,27 @@ def export_checkpoint(
 ) -> None:
     """Write what a checkpoint holds of the decoder; one process, a tensor at a time. Raises
     TrainerError where biases of its experts would not go along, unless it `drops_biases`."""
-    weights = _OfCheckpoint(path, what.dtype)
+    weights = OfCheckpoint(path, what.dtype)
     if not drops_biases and not keeps_biases(what, model) and weights.has_biases():
         raise _lost(path.name, "use", what)
-    partial = _partial(folder)
-    _begin(partial)
-    _write_stage(partial, 0, model, what, weights, is_writer=True)
-    _finish(partial, folder, what)
+    partial = partial_folder(folder)
+    begin_folder(partial)
+    write_stage(partial, 0, model, what, weights, is_writer=True)
+    finish_folder(partial, folder, what)
 
 
-def _partial(folder: Path) -> Path:
+def partial_folder(folder: Path) -> Path:
+    """Where a folder is written before it has its name."""
     return folder.with_name(f"{folder.name}.partial")
 
 
-def _begin(partial: Path) -> None:
+def begin_folder(partial: Path) -> None:
+    """Make it, without what a killed export left."""
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
 
 
-def _write_stage(
+def write_stage(
     partial: Path,
     stage: int,
     model: ModelConfig,
@@ -218,6 +221,7 @@ def _write_stage(
     *,
     is_writer: bool,
 ) -> None:
+    """The tensors of one pipeline stage, or of all."""
     every = published_tensors(what.family, model)
     tensors = [each for each in every if all(weights.has(name) for name in each.ours)]
     for number, file in enumerate(_files(tensors, weights)):
@@ -268,7 +272,7 @@ def _piece(each: Published, whole: Tensor) -> Tensor:
     return whole if each.expert is None else whole[each.expert]
 
 
-class _OfRanks(Weights):
+class OfRanks(Weights):
     """Those of which each rank has a part; all ranks of a pipeline stage ask alike."""
 
     def __init__(self, model: nn.Module, vocab: int, dtype: torch.dtype) -> None:
@@ -290,7 +294,7 @@ class _OfRanks(Weights):
         return whole[: self.shape(name)[0]].cpu()
 
 
-class _OfCheckpoint(Weights):
+class OfCheckpoint(Weights):
     """Those of a checkpoint, which has no padding."""
 
     def __init__(self, path: Path, dtype: torch.dtype) -> None:
@@ -344,41 +348,41 @@ def _files(tensors: list[Published], weights: Weights) -> Iterator[list[Publishe
 
 
 def _bytes(each: Published, weights: Weights) -> int:
-    count = 1
-    for length in weights.shape_of(each):
-        count *= length
-    return count * weights.dtype_of(each).itemsize
+    return prod(weights.shape_of(each)) * weights.dtype_of(each).itemsize
 
 
 def _write_file(path: Path | None, tensors: list[Published], weights: Weights) -> None:
     """Gather `tensors`, and write them where there is a path."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for each in tensors:
-        begin, end = end, end + _bytes(each, weights)
-        header[each.name] = {
-            "dtype": WORDS[weights.dtype_of(each)],
-            "shape": list(weights.shape_of(each)),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at 8 bytes
     if path is None:
         for each in tensors:
             weights.published(each)
         return
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        entries = [(e.name, weights.dtype_of(e), weights.shape_of(e)) for e in tensors]
+        file.write(header_of(entries))
         for each in tensors:
-            _write_tensor(file, weights.published(each))
+            write_tensor(file, weights.published(each))
         sync(file)
 
 
-def _write_tensor(file: IO[bytes], whole: Tensor) -> None:
+def header_of(entries: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes:
+    """What stands before the tensors of a file: name, dtype and shape of each."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, dtype, shape in entries:
+        begin, end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": WORDS[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at 8 bytes
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_tensor(file: IO[bytes], whole: Tensor) -> None:
+    """Its bytes."""
     file.write(whole.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
-def _finish(partial: Path, folder: Path, what: Exported) -> None:
+def finish_folder(partial: Path, folder: Path, what: Exported) -> None:
     """What stands beside the tensors; then the folder has its name."""
     stored = read_headers(partial)
     files = {name: each.file.name for name, each in sorted(stored.items())}

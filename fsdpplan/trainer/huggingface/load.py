@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoint.whole_file import read_small
-from ..config import PlanConfig
+from ..config import ModelConfig, PlanConfig
 from ..errors import TrainerError
 from ..model.weights import (
     VOCABULARIES,
@@ -96,7 +96,7 @@ def load_published(model: nn.Module, plan: PlanConfig, folder: Path) -> None:
     """
     family = require_loadable(plan, folder)
     headers = read_headers(folder)
-    sources = _sources(family, plan, headers, folder)
+    sources = _sources(family, plan.model, headers, folder)
     wanted, quantised = list(_wanted(model, plan)), dict(quantised_layers(model))
     shapes = {name: tensor.shape for name, tensor in wanted}
     shapes |= {name: layer.whole_shape for name, layer in quantised.items()}
@@ -114,6 +114,31 @@ def load_published(model: nn.Module, plan: PlanConfig, folder: Path) -> None:
             fill_quantised(layer, whole)
 
 
+class PublishedWeights:
+    """A published model's weights by our names, each read when it is asked for."""
+
+    def __init__(self, sources: dict[str, list[Source]]) -> None:
+        self._sources, self._files = sources, Files()
+
+    def names(self) -> list[str]:
+        """All of them."""
+        return list(self._sources)
+
+    def has(self, name: str) -> bool:
+        """Whether it is there."""
+        return name in self._sources
+
+    def read(self, name: str) -> Tensor:
+        """The whole, as it is stored."""
+        (source,) = self._sources[name]
+        return _part(source, self._files)
+
+
+def published_weights(family: str, model: ModelConfig, folder: Path) -> PublishedWeights:
+    """The weights of a dense model in `folder`."""
+    return PublishedWeights(_sources(family, model, read_headers(folder), folder))
+
+
 def _wanted(model: nn.Module, plan: PlanConfig) -> Iterator[tuple[str, Tensor]]:
     """(name in the whole model, tensor) of what is published and kept as it is; a head that is a
     copy of the embedding under its name."""
@@ -128,12 +153,12 @@ def _wanted(model: nn.Module, plan: PlanConfig) -> Iterator[tuple[str, Tensor]]:
 
 
 def _sources(
-    family: str, plan: PlanConfig, headers: dict[str, Stored], folder: Path
+    family: str, model: ModelConfig, headers: dict[str, Stored], folder: Path
 ) -> dict[str, list[Source]]:
     """Name of ours -> where it is: one place, or one of each expert."""
     found: dict[str, list[Source]] = {}
     left = set(headers)
-    for published in published_tensors(family, plan.model):
+    for published in published_tensors(family, model):
         name = _spelled(published.name, headers)
         if name is None:
             raise TrainerError(
@@ -143,7 +168,7 @@ def _sources(
         for index, ours in enumerate(published.ours):
             source = Source(stored=headers[name], published=published, index=index)
             found.setdefault(ours, []).append(source)
-    unknown = sorted(name for name in left if not _is_left_out(name, plan))
+    unknown = sorted(name for name in left if not _is_left_out(name, model))
     if unknown:
         raise TrainerError(
             f"{folder} has {len(unknown)} weights that a {family} of the plan's shape has not, "
@@ -158,13 +183,13 @@ def _spelled(name: str, headers: dict[str, Stored]) -> str | None:
     return next((each for each in (name, *without) if each in headers), None)
 
 
-def _is_left_out(name: str, plan: PlanConfig) -> bool:
+def _is_left_out(name: str, model: ModelConfig) -> bool:
     """What says nothing: computed buffers, a second copy of a tied table, DeepSeek's layers behind
     the last one, which predict a second token."""
-    if name.endswith(COMPUTED) or (plan.model.tied_embeddings and name == "lm_head.weight"):
+    if name.endswith(COMPUTED) or (model.tied_embeddings and name == "lm_head.weight"):
         return True
     words = name.split(".")
-    return words[:2] == ["model", "layers"] and int(words[2]) >= plan.model.layers
+    return words[:2] == ["model", "layers"] and int(words[2]) >= model.layers
 
 
 def _require_shapes(

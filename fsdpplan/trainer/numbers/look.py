@@ -120,7 +120,11 @@ class Look:
         self.seen = Seen(rank=dist.get_rank())
         self._place = place(plan.layout, self.seen.rank)
         self._counted_elsewhere = copied_parameters(plan)
-        self._parameters = dict(named_parameters(assembled.model))
+        self._parameters = {
+            name: parameter
+            for name, parameter in named_parameters(assembled.model)
+            if parameter.requires_grad
+        }
         self._gradients: dict[str, Tensor] = {}
         self._bits: dict[str, int] = {}
         self._checked: set[str] = set()

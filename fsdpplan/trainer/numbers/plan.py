@@ -11,10 +11,19 @@ from collections import Counter
 from dataclasses import replace
 from math import lcm
 
-from ..config import ExpertsConfig, LatentConfig, LayoutConfig, ModelConfig, PlanConfig
+from ..config import (
+    AdaptersConfig,
+    ExpertsConfig,
+    LatentConfig,
+    LayoutConfig,
+    ModelConfig,
+    PlanConfig,
+)
 
 HEAD_DIM = 8
 HIDDEN = 32
+RANK = 4
+"""Of adapters, at most."""
 MOST_ROWS = 4096
 """Of a matrix on a tensor-parallel rank: with more FSDP ranks than these, some hold nothing."""
 MOST_KINDS = 31
@@ -38,6 +47,7 @@ def tiny_plan(plan: PlanConfig, *, in_own_formats: bool) -> PlanConfig:
         dropout=None,  # no two layouts draw the same
         # torchao compiles the step of the 8-bit one, which takes longer than all of this
         optimizer="muon" if plan.training.optimizer == "muon" else "adamw",
+        adapters=_adapters(plan.training.adapters),
     )
     if not in_own_formats:
         training = replace(
@@ -47,10 +57,19 @@ def tiny_plan(plan: PlanConfig, *, in_own_formats: bool) -> PlanConfig:
             param_dtype="fp32",
             gradient_compression="none",
             fp8_all_gather=False,
+            adapters=training.adapters and replace(training.adapters, dtype="fp32"),
         )
     tiny = replace(plan, training=training, layout=layout)
     blocks = sum(layout.stage_blocks) or (4 if layout.wrap_blocks > 1 else 2)
     return replace(tiny, model=_model(plan, blocks=blocks, tokens=training.seq_len))
+
+
+def _adapters(adapters: AdaptersConfig | None) -> AdaptersConfig | None:
+    """Of so low a rank that tiny matrices have it, with a scale of one, and without dropout."""
+    if adapters is None:
+        return None
+    rank = min(adapters.rank, RANK)
+    return replace(adapters, rank=rank, alpha=float(rank), rslora=False, dropout=0.0)
 
 
 def has_other_formats(plan: PlanConfig) -> bool:

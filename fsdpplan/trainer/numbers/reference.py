@@ -18,9 +18,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..config import PlanConfig
+from ..model.adapters import adapt
 from ..model.decoder import Decoder
 from ..model.moe import MixtureOfExperts
-from ..model.weights import VOCABULARIES, materialise
+from ..model.weights import (
+    VOCABULARIES,
+    fill_quantised,
+    is_quantised,
+    materialise,
+    quantised_layers,
+)
 from ..optimizer import Recipe, make_optimizer
 from .plan import counted_kinds, kinds_of
 
@@ -114,10 +121,15 @@ def make_decoder(plan: PlanConfig, *, seed: int) -> Decoder:
     """The tiny model as a whole."""
     with torch.device("meta"):
         decoder = Decoder(plan.model)
+        if plan.training.adapters is not None:
+            adapt(decoder, decoder.layers.values(), plan.model, plan.training.adapters)
     materialise(decoder, CPU)
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
-            parameter.copy_(drawn(name, parameter.shape, seed=seed))
+            if not is_quantised(name):
+                parameter.copy_(drawn(name, parameter.shape, seed=seed))
+        for name, layer in quantised_layers(decoder):
+            fill_quantised(layer, drawn(name, layer.whole_shape, seed=seed))
         for buffer in decoder.buffers():
             buffer.zero_()
     return decoder
@@ -134,7 +146,8 @@ def compute_reference(plan: PlanConfig, *, seed: int, adamw: str = "fused") -> R
     gradients = gradients_of(decoder)
     norm = _norm(gradients)
     optimizer.step()
-    updates = {name: p - initial[name] for name, p in _copies(decoder).items()}
+    now = _copies(decoder)
+    updates = {name: now[name] - initial[name] for name in gradients}
     optimizer.zero_grad(set_to_none=True)
     later_losses = _step_losses(decoder, sequences, weights)
     return Reference(
@@ -166,9 +179,11 @@ def kind_weights(plan: PlanConfig) -> Tensor:
 
 
 def gradients_of(decoder: nn.Module) -> dict[str, Tensor]:
-    """Of all parameters, now."""
+    """Of all parameters that are trained, now."""
     found = {}
     for name, parameter in decoder.named_parameters():
+        if not parameter.requires_grad:
+            continue
         gradient = parameter.grad
         found[name] = torch.zeros_like(parameter) if gradient is None else gradient.clone()
     return found

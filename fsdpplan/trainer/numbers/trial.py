@@ -18,7 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..config import PlanConfig
-from ..model.weights import VOCABULARIES, named_parameters, part_of
+from ..model.weights import (
+    VOCABULARIES,
+    fill_quantised,
+    is_quantised,
+    named_parameters,
+    part_of,
+    quantised_layers,
+)
 from ..optimizer import make_optimizer
 from ..parallel.assemble import Assembled, assemble
 from ..parallel.mesh import Meshes
@@ -79,11 +86,15 @@ def assemble_tiny(plan: PlanConfig, meshes: Meshes, device: torch.device, seed: 
     assembled = assemble(plan, device, seed=0, meshes=meshes)
     with torch.no_grad():
         for name, parameter in named_parameters(assembled.model):
+            if is_quantised(name):
+                continue
             named, shape = one_process_name(plan, name), parameter.shape
             if named in VOCABULARIES:
                 shape = torch.Size([plan.model.vocab, *shape[1:]])
             built = as_built(plan, {named: drawn(named, shape, seed=seed)})
             local(parameter).copy_(part_of(built[named], parameter))
+        for name, layer in quantised_layers(assembled.model):
+            fill_quantised(layer, drawn(name, layer.whole_shape, seed=seed).to(device))
     if assembled.scaler is not None:
         assembled.scaler.load({"scale": SMALL_SCALE, "good_steps": 0.0})
     return assembled

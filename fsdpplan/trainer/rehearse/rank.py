@@ -209,7 +209,8 @@ class DecoderProgram:
 
     def save(self, optimizer: torch.optim.Optimizer) -> None:
         self.batches = []
-        tree(named_tensors(self.model, optimizer, copied_parameters(self.plan)))
+        adapters, copies = self.plan.training.adapters, copied_parameters(self.plan)
+        tree(named_tensors(self.model, optimizer, copies, leaves_frozen=adapters is not None))
 
 
 def measured(program: Program, rank: int, *, stage: Stage) -> RankRehearsal:

@@ -54,6 +54,7 @@ OUTSIDE_OF_STEPS = {
     "eval_data": "the evaluation on held-out data",
     "init_from": "the reading of published weights",
     "export_hf": "the export of the trained model",
+    "export_peft": "the export of the trained adapters",
     "checkpoint_dir": "the writing and reading of checkpoints, beyond the state that they hold",
     "profile": "the profile",
     "memory_snapshot": "the record of allocations",

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from fsdpplan.spec.trainer_options import AUXILIARY_COEFFICIENT, BALANCE_SPEED
 from fsdpplan.trainer.config import parse_plan
 from fsdpplan.trainer.errors import TrainerError
-from fsdpplan.trainer.export import export_newest
+from fsdpplan.trainer.export import Wanted, export_newest
 from fsdpplan.trainer.huggingface.families import FAMILIES
 from fsdpplan.trainer.huggingface.load import load_published
 from fsdpplan.trainer.huggingface.names import PLAIN, published_tensors
@@ -199,9 +199,9 @@ def test_only_biases_that_would_be_dropped_are_refused_and_there_is_a_way_out(
     said = trained(tmp_path / "more", *saved, *exported, *more, code=2, model=model)
     assert "--drop-expert-bias" in said
     with pytest.raises(TrainerError, match="--drop-expert-bias"):
-        export_newest(tmp_path / "saved", tmp_path / "out", None)
+        export_newest(tmp_path / "saved", Wanted(out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-    export_newest(tmp_path / "saved", tmp_path / "out", None, drops_biases=True)
+    export_newest(tmp_path / "saved", Wanted(out=tmp_path / "out", drops_biases=True))
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     words = ("--init-from", str(tmp_path / "out"), "--export-hf", str(tmp_path / "again"))
     trained(tmp_path / "healed", *words, model=model)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from fsdpplan.files.huggingface import config
 from fsdpplan.trainer.config import DropoutConfig, parse_plan
 from fsdpplan.trainer.errors import TrainerError
-from fsdpplan.trainer.export import export_newest
+from fsdpplan.trainer.export import Wanted, export_newest
 from fsdpplan.trainer.huggingface import families
 from fsdpplan.trainer.huggingface.export import export, exported, require_new
 from fsdpplan.trainer.huggingface.families import FAMILIES, config_of, family_of
@@ -314,7 +314,7 @@ def test_weights_that_are_missing_or_many_are_told_before_anything_is_written(
 def test_a_folder_that_holds_something_is_not_written_into(tmp_path: Path) -> None:
     published(tmp_path / "in", "llama")
     with pytest.raises(TrainerError, match="not empty"):
-        require_new(tmp_path / "in")
+        require_new(tmp_path / "in", "--export-hf")
 
 
 def test_a_config_of_another_model_does_not_go_along(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_checkpoint_is_published_as_its_run_would_have(name: str, tmp_path: Pa
     model = model_of(tmp_path / "in")
     options = ["--checkpoint-dir", str(tmp_path / "ckpt"), "--seed", "0"]
     train(tmp_path, model, tmp_path / "in", LAYOUTS["fsdp 2, tp 2"], options=options)
-    said = export_newest(tmp_path / "ckpt", tmp_path / "later", tmp_path / "in")
+    said = export_newest(tmp_path / "ckpt", Wanted(out=tmp_path / "later", like=tmp_path / "in"))
     assert "after step 1, from step-00000001" in said
     one, other = (
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / each).eval()
@@ -392,4 +392,4 @@ def test_a_checkpoint_is_published_as_its_run_would_have(name: str, tmp_path: Pa
 
 def test_a_folder_without_checkpoints_is_told(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="has no checkpoint"):
-        export_newest(tmp_path, tmp_path / "out", None)
+        export_newest(tmp_path, Wanted(out=tmp_path / "out"))
