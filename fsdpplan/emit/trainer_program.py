@@ -167,11 +167,12 @@ def is_fine_tuning(program: Trainer) -> bool:
     return bool(program.sft) or program.init_from is not None
 
 
-def peak_learning_rate(program: Trainer) -> float:
-    """The learning rate at its peak: the one given, or the trainer's default."""
+def peak_learning_rate(program: Trainer, training: Training | None = None) -> float:
+    """The learning rate at its peak: the one given, or the trainer's default for that training."""
     if program.learning_rate is not None:
         return program.learning_rate
-    return default_learning_rate(fine_tunes=is_fine_tuning(program))
+    has_adapters = training is not None and training.adapters is not None
+    return default_learning_rate(fine_tunes=is_fine_tuning(program), has_adapters=has_adapters)
 
 
 def said_steps(program: Trainer, training: Training) -> int | None:
@@ -238,6 +239,16 @@ def require_meaning(program: Trainer, training: Training, model: Model) -> None:
         raise SpecError(
             f"--adamw {program.adamw} is of AdamW, and the plan's optimizer, adamw_8bit, has a "
             "kernel of its own: leave it out"
+        )
+    if program.export_peft is not None and training.adapters is None:
+        raise SpecError(
+            "--export-peft writes adapters, and the plan trains all of the model: leave it out for "
+            "--export-hf, or plan with --lora 16"
+        )
+    if program.export_hf is not None and training.adapters is not None:
+        raise SpecError(
+            "--export-hf writes a whole model, and the plan trains adapters beside one: use "
+            "--export-peft, and fsdpplan export --merged behind the run"
         )
     for name in ("expert_bias_rate", "router_aux_loss_coef"):
         if _is_given(program, name) and model.experts is None:

@@ -22,6 +22,9 @@ FINE_TUNING_LEARNING_RATE = 2e-5
 recipes/zephyr-7b-beta/sft/config_full.yaml, torchtune recipes/configs/llama3_1/8B_full.yaml and
 axolotl examples/llama-3/fft-8b.yaml have it; the first and the last with a cosine, too."""
 
+ADAPTER_LEARNING_RATE = 2e-4
+"""Of adapters. Source: axolotl examples/llama-3/qlora.yml."""
+
 FINAL_FRACTION = 0.1
 """Share of the peak at which a schedule ends that is not told its floor."""
 
@@ -60,8 +63,10 @@ OnSpike = Literal["none", "skip", "rollback"]
 Resume = Literal["auto", "required", "never"]
 
 
-def default_learning_rate(*, fine_tunes: bool) -> float:
+def default_learning_rate(*, fine_tunes: bool, has_adapters: bool = False) -> float:
     """The peak where none is told."""
+    if has_adapters:
+        return ADAPTER_LEARNING_RATE
     return FINE_TUNING_LEARNING_RATE if fine_tunes else LEARNING_RATE
 
 
@@ -287,7 +292,8 @@ class TrainerOptions:
     learning_rate: Annotated[
         float | None,
         Option(
-            help="Learning rate at its peak. Default 3e-4; with --init-from or --sft 2e-5.",
+            help="Learning rate at its peak. Default 3e-4; with --init-from or --sft 2e-5, of "
+            "adapters 2e-4.",
             metavar="3e-4",
             example="3e-4",
         ),

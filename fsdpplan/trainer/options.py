@@ -146,6 +146,8 @@ class Options(Updates):
         if bias_rate is None:
             bias_rate = default_bias_rate(plan.model)
         typed = {each.name: getattr(self, each.name) for each in fields(Updates)}
+        if plan.training.adapters is not None and "learning_rate" not in self.given:
+            typed["learning_rate"] = trainer_options.ADAPTER_LEARNING_RATE
         return Recipe(
             **typed,
             optimizer=plan.training.optimizer,
@@ -355,7 +357,7 @@ def _given(parser: argparse.ArgumentParser, values: dict[str, Any]) -> set[str]:
 
 def _settled(parser: argparse.ArgumentParser, values: dict[str, Any]) -> Options:
     """The options, with what was left out put in."""
-    of_the_plan = ("expert_bias_rate", "router_aux_loss_coef", *OF_THE_STEPS)
+    of_the_plan = ("learning_rate", "expert_bias_rate", "router_aux_loss_coef", *OF_THE_STEPS)
     asked = (name for name in values if name.startswith("muon_") or name in of_the_plan)
     given = frozenset(name for name in asked if values[name] != parser.get_default(name))
     tunes = values["sft"] or values["init_from"] is not None

@@ -337,7 +337,7 @@ def begin_or_resume(
         seed=options.seed,
         seq_len=plan.training.seq_len,
         steps=options.steps,
-        learning_rate=options.learning_rate,
+        learning_rate=recipe.learning_rate,
         warmup_steps=options.warmup_steps,
         recipe=recorded(recipe),
         base=_base_of(plan, checkpoints, model),

@@ -62,6 +62,7 @@ EVERYDAY = frozenset(
         "--checkpoint-dir",
         "--checkpoint-every",
         "--export-hf",
+        "--export-peft",
         "--resume",
         "--attach",
         "--chain",

@@ -212,7 +212,9 @@ def epoch_sentence(plan: Plan, job: Job) -> str | None:
     said = f"an epoch is {about}{steps:,.3g} steps of {batch:,} sequences"
     if program.epochs is not None:
         said += f", {program.epochs:g} are {about}{max(1, ceil(program.epochs * steps)):,}"
-    said += f", at a learning rate of {peak_learning_rate(program):g} (--learning-rate)"
+    said += (
+        f", at a learning rate of {peak_learning_rate(program, plan.training):g} (--learning-rate)"
+    )
     if tunes and steps < LEAST_EPOCH_STEPS:
         most = max(1, min(usual, found.sequences // (2 * LEAST_EPOCH_STEPS)))
         smaller = 1 << most.bit_length() - 1
