@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..model.weights import named_parameters
-from ..parallel.shards import Box, local
-from ..user.safetensors_load import own_box
+from ..parallel.shards import Box, local, own_box
 
 ROW, COLUMN = 0x1B873593_CC9E2D51, 0x2545F491_4F6CDD1D
 """Multipliers that let the same bits count otherwise elsewhere."""

@@ -23,10 +23,10 @@ from ..model.weights import (
     named_parameters,
     quantised_layers,
 )
-from ..parallel.shards import local
+from ..parallel.shards import local, own_box
 from ..parallel.tied_tables import HEAD, TABLE
 from ..precision import compute_dtype
-from ..user.safetensors_load import Files, Stored, own_box, read_headers
+from ..user.safetensors_load import Files, Stored, read_headers
 from .names import Published, published_tensors
 from .same import require_same_model
 

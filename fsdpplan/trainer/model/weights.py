@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from ..parallel.shards import box_of, local
+from ..parallel.shards import local, own_box
 from . import nf4
 from .adapters import A, B, FrozenLinear
 
@@ -124,14 +124,9 @@ def quantised_layers(model: nn.Module) -> Iterator[tuple[str, FrozenLinear]]:
 @torch.no_grad()
 def fill_quantised(layer: FrozenLinear, whole: Tensor) -> None:
     """Give a layer in NF4 this rank's part of the weight `whole`, on the layer's device."""
-    codes = layer.codes
-    own = slice(None)
-    if isinstance(codes, DTensor):
-        coordinate = codes.device_mesh.get_coordinate()
-        assert coordinate is not None, "this rank is not in the parameter's mesh"
-        (own,) = box_of(codes, coordinate)
+    (own,) = own_box(layer.codes)
     stored = nf4.quantise(whole, own)
-    local(codes).copy_(stored.codes)
+    local(layer.codes).copy_(stored.codes)
     for parameter, values in (
         (layer.block_scales, stored.block_scales),
         (layer.scales, stored.scales),

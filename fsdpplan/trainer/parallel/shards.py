@@ -55,3 +55,12 @@ def box_of(tensor: DTensor, coordinate: Sequence[int]) -> Box:
     return tuple(
         slice(begin, begin + length) for begin, length in zip(begins, lengths, strict=True)
     )
+
+
+def own_box(tensor: Tensor) -> Box:
+    """Where in the whole this rank's part lies."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, length) for length in tensor.shape)
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None, "this rank is not in the parameter's mesh"
+    return box_of(tensor, coordinate)

@@ -22,11 +22,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from ..checkpoint.whole_file import is_plain, read_small, require_file
 from ..errors import TrainerError
-from ..parallel.shards import Box, box_of, local
+from ..parallel.shards import Box, local, own_box
 
 INDEX_NAME = "model.safetensors.index.json"
 LENGTH_BYTES = 8
@@ -191,15 +190,6 @@ def _refuse_others(
 def _nearest(name: str, names: Any) -> str:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"; the nearest names are {', '.join(near)}" if near else ""
-
-
-def own_box(tensor: Tensor) -> Box:
-    """Where in the whole this rank's part lies."""
-    if not isinstance(tensor, DTensor):
-        return tuple(slice(0, length) for length in tensor.shape)
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None, "this rank is not in the parameter's mesh"
-    return box_of(tensor, coordinate)
 
 
 class Files:
