@@ -211,18 +211,35 @@ def parse_hf_config(text: str, *, where: str, name: str) -> LoadedModel:
 LEFT_OUT = {
     "attn_logit_softcapping": "scores are not capped",
     "final_logit_softcapping": "logits are not capped",
+    "moe_router_logit_softcapping": "scores of experts are not capped",
     "swiglu_limit": "activations of experts are not clamped",
+    "swiglu_limits": "activations of experts are not clamped",
 }
 """Keys that change what a forward pass computes, and what stands in its place here: time and memory
 hardly hang on them, and the trainer takes no published weights of such a model."""
 
 
+MULTIPLIERS = (
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "attention_value_scale",
+    "logits_scaling",
+    "logit_scale",
+)
+"""Keys of constants that a forward pass multiplies by."""
+
+
 def _left_out(table: Table) -> list[str]:
-    return [
+    notes = [
         f"{key} {short(table.values[key])} is left out: {instead}"
         for key, instead in LEFT_OUT.items()
-        if table.values.get(key) is not None
+        if table.values.get(key) not in (None, 0)
     ]
+    found = [key for key in MULTIPLIERS if table.values.get(key) not in (None, 1)]
+    if found:
+        notes.append(f"{' and '.join(found)} left out: constants that nothing is multiplied by")
+    return notes
 
 
 def _dropout(table: Table, family: str, notes: list[str]) -> Dropout | None:

@@ -207,6 +207,17 @@ def test_ling_has_the_size_that_its_publisher_says() -> None:
     assert (model.experts.router.groups, model.experts.dense_layers) == (8, 1)
 
 
+def test_constants_that_a_model_multiplies_by_are_said_to_be_left_out() -> None:
+    row = next(row for row in PLANNED if row["name"] == "granite")["config"]
+    assert parse(row).notes == ()  # all are 1
+    read = parse(row | {"embedding_multiplier": 12, "logits_scaling": 16})
+    assert read.notes[0].startswith("embedding_multiplier and logits_scaling left out")
+    laguna = next(row for row in PLANNED if row["name"] == "laguna")["config"]
+    assert not any("capped" in note for note in parse(laguna).notes)  # by 0
+    capped = parse(laguna | {"moe_router_logit_softcapping": 30.0})
+    assert any("moe_router_logit_softcapping 30.0 is left out" in note for note in capped.notes)
+
+
 def test_windows_in_another_order_are_planned_as_many() -> None:
     """Which blocks see everything matters to no price; how many does."""
     row = next(row for row in PLANNED if row["name"] == "mimo-v2-flash")
