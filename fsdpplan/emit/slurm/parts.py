@@ -98,24 +98,39 @@ def packed_parts(names: tuple[str, ...], *, plan: Plan) -> list[str]:
 
 
 def settings_lines(*, plan: Plan, job: Job) -> list[str]:
-    """Lines that set what the parts read."""
-    requeue = "yes" if requeues(job) else "''"
-    given = "''" if job.port is None else str(job.port)
+    """Lines that set what the parts read, each with what it means."""
+    settings = [
+        (
+            f"needed={plan.cluster.nodes} ranks={plan.cluster.gpus_per_node}"
+            f" spares={job.survival.spares}",
+            "nodes, ranks on each, nodes to spare",
+        ),
+        (
+            f"retries={later_starts(job)} may_requeue={_yes(requeues(job))}",
+            "starts after the first one, at most; whether Slurm may make them",
+        ),
+    ]
+    if heeds_limit(job):
+        settings.append((_leaving(job), "when it is told to save, before the time limit"))
+    if plan.cluster.nodes > 1:
+        given = "''" if job.port is None else str(job.port)
+        settings.append((f"port={given}", "of the rendezvous; empty: by the job's number"))
+    if logs_nccl(plan=plan, job=job):
+        adapters = shell_word(adapter_words(plan) or "")
+        expected = f"adapters={adapters} gpudirect={_yes(bool(plan.cluster.gpudirect))}"
+        settings.append((expected, "what NCCL is to use between nodes"))
+    settings += [
+        (f"excluded={shell_word(' '.join(excluded_hosts(job)))}", "nodes that it must not get"),
+        (f"saves_to={shell_word(saves_to(job) or '')}", "checkpoints"),
+    ]
     return [
         "# What the plan and its options ask for.",
-        " ".join(
-            (
-                f"needed={plan.cluster.nodes} ranks={plan.cluster.gpus_per_node}",
-                f"spares={job.survival.spares} retries={later_starts(job)}",
-                *([f"may_requeue={requeue}"] if starts_again(job) or heeds_limit(job) else []),
-                *(_leaving(job) if heeds_limit(job) else []),
-                *([] if plan.cluster.nodes == 1 else [f"port={given}"]),
-            )
-        ),
-        f"saves_to={shell_word(saves_to(job) or '')}"
-        f" excluded={shell_word(' '.join(excluded_hosts(job)))}"
-        + _expected_of_nccl(plan=plan, job=job),
+        *(f"{setting}  # {meaning}" for setting, meaning in settings),
     ]
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "''"
 
 
 def logs_nccl(*, plan: Plan, job: Job) -> bool:
@@ -124,17 +139,10 @@ def logs_nccl(*, plan: Plan, job: Job) -> bool:
     return plan.cluster.device.kind == "cuda" and plan.cluster.nodes > 1 and not own
 
 
-def _expected_of_nccl(*, plan: Plan, job: Job) -> str:
-    if not logs_nccl(plan=plan, job=job):
-        return ""
-    gpudirect = "yes" if plan.cluster.gpudirect else "''"
-    return f" adapters={shell_word(adapter_words(plan) or '')} gpudirect={gpudirect}"
-
-
-def _leaving(job: Job) -> tuple[str, ...]:
+def _leaving(job: Job) -> str:
     return (
-        f"signal_seconds={job.signal_seconds or 0} save_seconds={job.save_seconds or 0}",
-        f"steps_to_leave={STEPS_TO_LEAVE} margin_seconds={MARGIN_SECONDS}",
+        f"signal_seconds={job.signal_seconds or 0} save_seconds={job.save_seconds or 0}"
+        f" steps_to_leave={STEPS_TO_LEAVE} margin_seconds={MARGIN_SECONDS}"
     )
 
 
