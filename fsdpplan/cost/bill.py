@@ -29,6 +29,7 @@ from math import exp, log, pi, sqrt
 
 from fsdpplan.cost.band import NORMAL_80, faster_chance, widened
 from fsdpplan.cost.model.params import useful_flops_per_token
+from fsdpplan.spec.adapters import adapted
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case, Draw, Estimate, Interval, Terms
@@ -103,8 +104,9 @@ def least_seconds(model: Model, cluster: Cluster, training: Training) -> float |
     said."""
     if training.steps is None:
         return None
+    trained = adapted(model, training.adapters, training.activation_dtype)
     flops = training.tokens_per_step * useful_flops_per_token(
-        model=model, seq_len=training.seq_len, document_tokens=training.document_tokens
+        model=trained, seq_len=training.seq_len, document_tokens=training.document_tokens
     )
     peaks = (
         (share, cluster.device.peak_flops_per_second(each.precision))

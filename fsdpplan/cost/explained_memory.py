@@ -21,6 +21,7 @@ from fsdpplan.cost.model.formats import FP32_BYTES, formats, local_tokens
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
 from fsdpplan.spec.plan import Case, MemoryBreakdown
+from fsdpplan.spec.training import Training
 
 
 def explained_memory(case: Case) -> tuple[Explained, ...]:
@@ -57,9 +58,23 @@ def _memory(
     peak = f"at the peak, in {memory.peak_phase}"
     adds = adds_in_fp32(training=training, layout=layout)
     held, updated = state.held_parameters, state.optimizer_parameters
-    yield _elements(
-        "parameters", memory.parameters_bytes, of.resident, "that this rank keeps", ledger
-    )
+    if training.adapters is None:
+        yield _elements(
+            "parameters", memory.parameters_bytes, of.resident, "that this rank keeps", ledger
+        )
+    else:
+        yield Explained(
+            name="parameters",
+            value=memory.parameters_bytes,
+            unit="B",
+            formula="F + N * e",
+            inputs=(
+                _bytes("F", state.frozen, f"frozen, the blocks' matrices in {_base(training)}"),
+                number("N", held, "parameters of adapters that this rank keeps"),
+                _bytes("e", of.resident, "of one, by its number format"),
+            ),
+            source=ledger,
+        )
     yield _elements(
         "gradients",
         memory.gradients_bytes,
@@ -182,6 +197,13 @@ def _outside(case: Case, memory: MemoryBreakdown) -> Iterator[Explained]:
 
 def _bytes(symbol: str, value: float, words: str) -> Input:
     return Input(symbol=symbol, value=value, unit="B", words=words)
+
+
+def _base(training: Training) -> str:
+    """What the frozen matrices are stored in."""
+    if training.adapters is None or training.adapters.base != "nf4":
+        return training.activation_dtype
+    return "nf4: 0.5 + 1/64 + 4/16384 bytes a weight"
 
 
 def _elements(name: str, size: int, element_bytes: int, words: str, source: str) -> Explained:

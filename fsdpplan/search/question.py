@@ -12,6 +12,7 @@ from fsdpplan.cost.band import NORMAL_80
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.search.pins import Pins
 from fsdpplan.search.rules.program import vocabulary_of
+from fsdpplan.spec.adapters import adapted
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import SPLIT_BACKWARD_SCHEDULES, ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
@@ -115,6 +116,12 @@ class Question:
     """Least step time over the cost model's that `learner` is taken to say of any layout."""
     most_bytes: int | None = None
     """The highest peak that is planned with; None: by head-room and chance to fit."""
+
+    def __post_init__(self) -> None:
+        training = self.training
+        if training.adapters is not None or type(self.model) is not Model:
+            model = adapted(self.model, training.adapters, training.activation_dtype)
+            object.__setattr__(self, "model", model)
 
     def case(self, layout: Layout) -> Case:
         """With one answer to it."""

@@ -16,11 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, Literal, get_args
 
 from fsdpplan.errors import SpecError
-from fsdpplan.spec.values import require_choice, require_positive, require_positive_int
+from fsdpplan.spec.model import Model
+from fsdpplan.spec.values import (
+    remembered_hash,
+    require_choice,
+    require_positive,
+    require_positive_int,
+)
 
 AdapterTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
 """A matrix of a block, by the field's name: Hugging Face's `q_proj` and so on, without `_proj`."""
@@ -92,6 +99,46 @@ class Adapters:
         return f"LoRA rank {self.rank} over a {base} base"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedModel(Model):
+    """A frozen model with adapters: what is trained of it, as a case has it."""
+
+    __hash__ = remembered_hash
+
+    adapters: Adapters
+    frozen_dtype: Literal["bf16", "fp32"]
+    """Of what is frozen and not in 4 bits: the compute dtype."""
+
+
+def adapted(model: Model, adapters: Adapters | None, frozen_dtype: str) -> Model:
+    """`model` as it is trained: with `adapters`, and else frozen; or as it is, without."""
+    if adapters is None and type(model) is Model:
+        return model
+    return _adapted(plain(model), adapters, frozen_dtype)
+
+
+def plain(model: Model) -> Model:
+    """`model` without what training adds to it."""
+    return model if type(model) is Model else _plain(model)
+
+
+@lru_cache(maxsize=64)
+def _adapted(model: Model, adapters: Adapters | None, frozen_dtype: str) -> Model:
+    if adapters is None:
+        return model
+    dtype: Literal["bf16", "fp32"] = "fp32" if frozen_dtype == "fp32" else "bf16"
+    return AdaptedModel(**_values(model), adapters=adapters, frozen_dtype=dtype)
+
+
+@lru_cache(maxsize=64)
+def _plain(model: Model) -> Model:
+    return Model(**_values(model))
+
+
+def _values(model: Model) -> dict[str, Any]:
+    return {field.name: getattr(model, field.name) for field in fields(Model)}
+
+
 def _ordered(targets: Sequence[str]) -> tuple[str, ...]:
     return tuple(each for each in TARGETS if each in targets)
 
@@ -111,10 +158,16 @@ def parsed_targets(text: str, *, name: str = "lora_targets") -> tuple[str, ...]:
     return _ordered(tuple(found))
 
 
-def nf4_bytes(elements: int) -> int:
-    """Bytes of a matrix of so many weights: codes, scales in 8 bits, their scales, and a mean.
+def nf4_parts(elements: int) -> tuple[tuple[int, int], ...]:
+    """(length, bytes of one) of the tensors of a matrix of so many weights: codes, scales of blocks
+    in 8 bits, scales of these in fp32 and their mean.
 
-    elements / 2 + elements / 64 + 4 elements / (64 * 256) + 4
+        elements / 2 + elements / 64 + 4 elements / (64 * 256) + 4 bytes
     """
     blocks = -(-elements // NF4_BLOCK)
-    return -(-elements // 2) + blocks + 4 * -(-blocks // NF4_SCALE_GROUP) + 4
+    return ((-(-elements // 2), 1), (blocks, 1), (-(-blocks // NF4_SCALE_GROUP) + 1, 4))
+
+
+def nf4_bytes(elements: int) -> int:
+    """Bytes of all of them."""
+    return sum(length * each for length, each in nf4_parts(elements))

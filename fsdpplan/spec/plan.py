@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fsdpplan.errors import SpecError
+from fsdpplan.spec.adapters import adapted, plain
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import MESH_AXES, Layout
 from fsdpplan.spec.model import Model
@@ -28,6 +29,12 @@ class Case(RemembersHash):
     cluster: Cluster
     training: Training
     layout: Layout
+
+    def __post_init__(self) -> None:
+        training = self.training
+        if training.adapters is not None or type(self.model) is not Model:
+            model = adapted(self.model, training.adapters, training.activation_dtype)
+            object.__setattr__(self, "model", model)
 
     def of_blocks(self, kind: Model) -> Case:
         """As it is for the blocks of one kind: `kind` is the model with all blocks like them."""
@@ -518,6 +525,7 @@ class Plan:
     """What was said of the money, energy and time of its training; None: nothing."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", plain(self.model))  # a case's has what training adds
         if self.layout.world != self.cluster.gpus:
             raise SpecError(
                 f"the layout has {self.layout.world} ranks, the cluster {self.cluster.gpus} GPUs: "

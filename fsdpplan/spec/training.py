@@ -657,6 +657,11 @@ class Training(RemembersHash):
         return None if self.torch is None else torch_release(self.torch)
 
     @property
+    def stored_dtype(self) -> ParamDtype:
+        """Number format in which what is trained is kept: of adapters their own."""
+        return self.param_dtype if self.adapters is None else self.adapters.dtype
+
+    @property
     def half_states(self) -> bool:
         """Parameters, their reduced gradients and AdamW's moments are all in 16 bits, without fp32
         masters: asked for, or what the runtime does."""

@@ -203,8 +203,9 @@ def _global_batch(
 
 
 def is_fine_tuning(options: TrainingOptions) -> bool:
-    """Whether a fine-tuning is planned: as is said, or since the data are chats."""
-    said = options.fine_tune
+    """Whether a fine-tuning is planned: as is said, since adapters are trained, or since the data
+    are chats."""
+    said = options.fine_tune or options.lora is not None
     return bool(said) or (options.data is not None and is_chats(Path(options.data)))
 
 

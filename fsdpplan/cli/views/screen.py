@@ -100,6 +100,8 @@ def _precision(inputs: Inputs) -> str:
         software += f", torch {training.torch}"
     if training.param_dtype == "bf16":
         software = f", parameters and moments kept in it{software}"
+    if training.adapters is not None:
+        software = f", {training.adapters.words}{software}"
     first, *later = (_format(training, each.precision) for _, each in training.phases)
     return f"{first}{_from_step(training, later)}{software}"
 

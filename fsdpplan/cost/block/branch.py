@@ -154,7 +154,8 @@ def matmuls(work: BlockWork) -> list[Operator]:
     found = []
     for product in block_products(work):
         weight = product.weight
-        forward = backward = copied * product.weight_elements if copied else 0.0
+        is_copied = copied and product.is_trained
+        forward = backward = copied * product.weight_elements if is_copied else 0.0
         if product.k == model.hidden and product.groups == 1:
             forward, backward = forward + cast, backward + cast
             if weight.stacks_on:
@@ -181,7 +182,9 @@ def _bias_width(product: Product, biases: dict[str, ParameterTensor], work: Bloc
 @lru_cache(maxsize=256)
 def _biases(model: Model) -> dict[str, ParameterTensor]:
     """Biases of a block's matrices, by the names of these."""
-    biases = (t for t in block_tensors(model) if t.role and t.name.endswith(".bias"))
+    biases = (
+        t for t in block_tensors(model) if t.role and t.name.endswith(".bias") and t.is_trained
+    )
     return {bias.name.removesuffix(".bias"): bias for bias in biases}
 
 
@@ -232,6 +235,8 @@ def weight_gradient_bytes(
     routed experts together with others, or without them."""
     found: dict[str, int] = {}
     for tensor in block_tensors(model):
+        if not tensor.is_trained:
+            continue
         if tensor.is_matrix and (has_experts or not tensor.is_expert):
             own = prod(tensor.local_shape(tp, ep)) * element_bytes
             found[tensor.role] = found.get(tensor.role, 0) + own

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fsdpplan.cost.block.adapters import is_kept
 from fsdpplan.cost.block.branch import first_of_backward
 from fsdpplan.cost.block.operator import (
     CONVOLUTION,
@@ -52,11 +53,13 @@ def mixer_operators(
         allocated=of.attended + cast,
         freed=copy + cast,
     )
+    # attention keeps what it returns, too, unless that is another tensor
+    keeps_output = not of.attended_read or is_kept(work, "output")
     for one in products:
         if one.place == "attention_out":
             yield with_memory(
                 one,
-                saved=of.attended + copy,
+                saved=of.attended + copy if keeps_output else 0,
                 # of what is kept in fp8, besides, attention keeps half
                 remade=copy + of.attended // 4 if work.fp8_rows else 0,
                 outputs=(sizes.normed,),
@@ -79,6 +82,7 @@ def _projections(
     of, normed = sizes.heads, sizes.normed_gradient
     casts = work.residual_bytes > work.element_bytes
     own_input = sizes.normed if casts else 0
+    kept = sizes.normed_kept if is_kept(work, "query", "key", "value") else 0
     inputs = 1
     if casts:
         inputs = {"D": 2, "M": 1}.get(work.model.mixer, 3 + work.model.attention_gate)
@@ -91,7 +95,7 @@ def _projections(
     steps: dict[str, Steps] = {
         "value": (step("value", of.value, own_input),),
         "key": (step("key", of.key, own_input), sum_of_two(normed)),
-        "query": (step("query", of.query, sizes.normed_kept), sum_of_two(normed)),
+        "query": (step("query", of.query, kept), sum_of_two(normed)),
     }
     outputs = _outputs(work, of, latents)
     roles = [one.product.weight.role for one in products if one.product]
@@ -109,7 +113,7 @@ def _projections(
         remade = 2 * sizes.normed_kept if work.remakes_latents and latents.kept else 0
         yield with_memory(
             one,
-            saved=inputs * sizes.normed_kept if index == 0 else 0,
+            saved=inputs * kept if index == 0 else 0,
             remade=remade if index == 0 else 0,
             outputs=outputs.get(one.name, ()),
             steps=behind.get(index, ()),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fsdpplan.cost.block.adapters import is_kept
 from fsdpplan.cost.block.branch import first_of_backward
 from fsdpplan.cost.block.operator import (
     GATE,
@@ -59,19 +60,21 @@ def network_operators(
     of_network = [one for one in products if one.place in ("ffn_in", "ffn_out")]
     casts = work.residual_bytes > work.element_bytes
     copies = 1 + model.is_gated if casts else 1
+    kept_input = sizes.normed_kept if is_kept(work, "gate", "up") else 0
+    kept_product = sizes.inner // work.element_bytes if work.fp8_inputs else sizes.inner
     visited = Network(
         name="shared_experts." if model.experts else "",
         width=model.experts.shared_hidden if model.experts else model.ffn_hidden,
         gradient=sizes.normed_gradient,
-        kept_input=sizes.normed_kept,
+        kept_input=kept_input,
         inner=sizes.inner,
-        kept_product=sizes.inner // work.element_bytes if work.fp8_inputs else sizes.inner,
+        kept_product=kept_product if is_kept(work, "down") else 0,
         gradients={} if model.experts else gradients,
         own_input=sizes.normed if casts else 0,
         output_cast=sizes.residual_cast,
         outputs=(sizes.inner, sizes.normed),
     )
-    saved = copies * sizes.normed_kept
+    saved = copies * kept_input
     if model.experts is None:
         yield from _feed_forward(work, sizes, visited, of_network, saved=saved)
         return

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+from fsdpplan.cost.block.adapters import with_adapters
 from fsdpplan.cost.block.branch import (
     end_of_branch,
     matmuls,
@@ -45,7 +46,7 @@ def on_device(work: BlockWork) -> BlockWork:
 
 @lru_cache(maxsize=8192)
 def _block_operators(work: BlockWork) -> tuple[Operator, ...]:
-    return tuple(_made(work))
+    return tuple(with_adapters(_made(work), work))
 
 
 def _made(work: BlockWork) -> Iterator[Operator]:

@@ -41,6 +41,11 @@ class Product:
         return bool(self.weight.stacks_on)
 
     @property
+    def is_trained(self) -> bool:
+        """Its weights have gradients."""
+        return self.weight.is_trained
+
+    @property
     def is_routed(self) -> bool:
         """Of routed experts."""
         return self.weight.is_expert
@@ -68,7 +73,8 @@ class Product:
 
 
 def block_products(work: BlockWork) -> tuple[Product, ...]:
-    """The products of one block's forward on one rank, in order: each matrix of the block once.
+    """The products of one block's forward on one rank, in order: each matrix of the block once,
+    adapters apart (`adapter_products`).
 
     Routed experts: in the mean over ranks each one gets `tokens * active` rows for its
     `experts / ep` experts, all alike; that some experts are more popular than others is left out.
@@ -97,11 +103,33 @@ def _block_products(
     return tuple(_stacked(products) if are_joined else products)
 
 
+@lru_cache(maxsize=8192)
+def _adapter_products(
+    model: Model, tokens: int, tp: int
+) -> tuple[tuple[str, tuple[Product, Product]], ...]:
+    tensors = [tensor for tensor in block_tensors(model) if tensor.adapts]
+    return tuple(
+        (
+            down.adapts,
+            (
+                _product(down, down.local_shape(tp), model, float(tokens)),
+                _product(up, up.local_shape(tp), model, float(tokens)),
+            ),
+        )
+        for down, up in zip(tensors[::2], tensors[1::2], strict=True)
+    )
+
+
+def adapter_products(work: BlockWork) -> dict[str, tuple[Product, Product]]:
+    """Name of a matrix -> the products of its adapter, down and up."""
+    return dict(_adapter_products(work.model, work.tokens, work.tp))
+
+
 @lru_cache(maxsize=256)
 def _in_order(model: Model) -> tuple[ParameterTensor, ...]:
     """The matrices of a block in the order of forward: they are registered network by network, and
     within one the way down before the second way up."""
-    matrices = (tensor for tensor in block_tensors(model) if tensor.is_matrix)
+    matrices = (t for t in block_tensors(model) if t.is_matrix and not t.adapts)
     networks = groupby(matrices, key=lambda tensor: tensor.name.split(".")[:-2])
     return tuple(
         tensor

@@ -19,7 +19,7 @@ from fsdpplan.cost.model.attention_kernel import (
     masked_share,
 )
 from fsdpplan.cost.model.formats import formats, local_tokens
-from fsdpplan.cost.model.params import block_tensors
+from fsdpplan.cost.model.params import block_tensors, trained_tensors
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.plan import Case
@@ -195,6 +195,8 @@ def is_autocast(*, training: Training, layout: Layout) -> bool:
     traits = training.traits
     if training.precision == "fp32" or traits.half_parameters or training.half_states:
         return False
+    if training.adapters is not None:  # which cast themselves to what the base is in
+        return False
     return layout.sharding != "fsdp" or traits.gathers_fp32
 
 
@@ -216,7 +218,7 @@ def block_work(case: Case) -> BlockWork:
         wrapper = FSDP_UNIT_OPERATORS / layout.wrap_blocks
         wrapper += 0.0 if traits.flat_parameters else each * len(block_tensors(model))
     elif layout.dp_replicate * layout.dp_shard > 1:
-        wrapper = DDP_PARAMETER_OPERATORS * len(block_tensors(model))
+        wrapper = DDP_PARAMETER_OPERATORS * trained_tensors(model)
     else:
         wrapper = 0.0
     is_fp8 = training.precision == "fp8"

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from fsdpplan.cost.block.adapters import adapter_operators
 from fsdpplan.cost.block.operator import Operator, OperatorKind
 from fsdpplan.cost.block.operators import (
     block_operators,
@@ -35,7 +36,7 @@ from fsdpplan.cost.block.work import BlockWork
 from fsdpplan.cost.kernels.attention import attention_backward_seconds, attention_forward_seconds
 from fsdpplan.cost.kernels.products import by_weight_seconds, product_seconds
 from fsdpplan.cost.kernels.rates import BlockSeconds, memory_bytes_per_second
-from fsdpplan.cost.model.params import block_tensors
+from fsdpplan.cost.model.params import block_tensors, trained_tensors
 from fsdpplan.spec.cluster import Device
 
 COMPILED_OPERATOR_FRACTION = 12 / 32
@@ -105,7 +106,7 @@ def _own_operators(work: BlockWork) -> float:
     forward += _routing_operators(work)
     if work.precision == "fp8":
         forward += projections * (2 if fused else 6)
-    return forward
+    return forward + adapter_operators(work)
 
 
 def _biases(work: BlockWork) -> int:
@@ -156,7 +157,7 @@ def python_operators(work: BlockWork) -> tuple[float, float]:
     collectives_forward, collectives_backward = _tensor_parallel_collectives(work)
     forward = COLLECTIVE_OPERATORS * collectives_forward
     backward = COLLECTIVE_OPERATORS * collectives_backward
-    backward += len(block_tensors(work.model))
+    backward += trained_tensors(work.model)
     if work.compiled:
         return forward + COMPILED_CALL_OPERATORS, backward + COMPILED_CALL_OPERATORS
     modules = 5 + len(block_products(work)) + 2 * work.model.post_norms
@@ -224,7 +225,9 @@ def _kernel(operator: Operator, work: BlockWork, device: Device) -> Kernel:
         operator,
         product_seconds(product, dtype=dtype, device=device) / sustained,
         product_seconds(product.by_input, dtype=dtype, device=device) / sustained,
-        by_weight_seconds(product, dtype=dtype, device=device) / sustained,
+        by_weight_seconds(product, dtype=dtype, device=device) / sustained
+        if product.is_trained
+        else 0.0,
     )
 
 

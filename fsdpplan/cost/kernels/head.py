@@ -37,6 +37,7 @@ from fsdpplan.cost.model.formats import (
     local_tokens,
     sums_in_reduce_dtype,
 )
+from fsdpplan.cost.model.params import trains_ends
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.spec.cluster import Device
 from fsdpplan.spec.layout import Layout
@@ -76,7 +77,7 @@ def head_seconds(
     memory = memory_bytes_per_second(device)
     shapes = ((tokens, vocab, model.hidden),)
     forward_matmul = forward_matmul_seconds(shapes, dtype=dtype, device=device)
-    backward_matmul = backward_matmul_seconds(shapes, dtype=dtype, device=device)
+    backward_matmul = _backward_matmul_seconds(model, shapes, dtype=dtype, device=device)
     if not pads:
         share = aligned_fraction(vocab, element_bytes=DTYPE_BYTES[dtype], device=device)
         forward_matmul, backward_matmul = forward_matmul / share, backward_matmul / share
@@ -89,6 +90,16 @@ def head_seconds(
     )
 
 
+def _backward_matmul_seconds(
+    model: Model, shapes: tuple[tuple[int, int, int], ...], *, dtype: str, device: Device
+) -> float:
+    """Both products of the head's backward; of a frozen one that by its input alone."""
+    if trains_ends(model):
+        return backward_matmul_seconds(shapes, dtype=dtype, device=device)
+    by_input = tuple((m, k, n) for m, n, k in shapes)
+    return forward_matmul_seconds(by_input, dtype=dtype, device=device)
+
+
 @lru_cache(maxsize=4096)
 def embedding_seconds(
     *, model: Model, tokens: int, rows: int, element_bytes: int, tied: bool, device: Device
@@ -97,7 +108,8 @@ def embedding_seconds(
 
     Forward reads a row and writes it for each token. Backward fills the table's gradient with
     zeros, reads a gradient and adds it to a row for each token (3); a tied table's two gradients
-    are added (3 passes). Learned positions are looked up and added likewise.
+    are added (3 passes). Learned positions are looked up and added likewise. A frozen one has no
+    backward.
     """
     memory = memory_bytes_per_second(device)
     stream = tokens * model.hidden * element_bytes
@@ -109,7 +121,7 @@ def embedding_seconds(
         forward, backward = forward + 2.0 * stream, backward + 5.0 * stream
     if tied:
         backward += 3.0 * table
-    return forward / memory, backward / memory
+    return forward / memory, backward / memory if trains_ends(model) else 0.0
 
 
 EAGER_PIECE_BYTES = 36
@@ -169,7 +181,7 @@ def loss_pieces(case: Case, stage: Stage) -> LossPieces | None:
     of = formats(training=training, layout=layout)
     local_vocab = model.vocab_rows(layout.tp) // layout.tp
     logits = piece_tokens(training=training, layout=layout) * local_vocab
-    weights = local_vocab * model.hidden
+    weights = local_vocab * model.hidden if trains_ends(model) else 0
     summed = FP32_BYTES if training.activation_dtype == "fp16" else of.gathered
     copy = FP32_BYTES if of.computed < FP32_BYTES else 0
     is_cast = layout.sharding == "fsdp" and sums_in_reduce_dtype(training)
@@ -207,9 +219,9 @@ def head_pieces_seconds(
     memory = memory_bytes_per_second(device)
     shapes = ((-(-tokens // chunks), vocab, model.hidden),)
     matmuls = forward_matmul_seconds(shapes, dtype=dtype, device=device)
-    matmuls += backward_matmul_seconds(shapes, dtype=dtype, device=device)
+    matmuls += _backward_matmul_seconds(model, shapes, dtype=dtype, device=device)
     matmuls /= aligned_fraction(vocab, element_bytes=element_bytes, device=device)
-    weights = vocab * model.hidden
+    weights = vocab * model.hidden if trains_ends(model) else 0
     normed = tokens * model.hidden * element_bytes
     bytes_a_logit = JOINED_PIECE_BYTES if joins_loss else EAGER_PIECE_BYTES
     kernels = chunks * (JOINED_PIECE_KERNELS if joins_loss else EAGER_PIECE_KERNELS)
@@ -244,6 +256,8 @@ class HeadSizes:
     """What a forward pass leaves for its backward pass."""
     weight_elements: int
     """The head's weight."""
+    unkept_normed_bytes: int
+    """Input of the head where its weight, which has no gradient, does not keep it."""
     pieces: LossPieces | None
     """Of a loss that is made in pieces."""
 
@@ -264,7 +278,8 @@ def head_sizes(case: Case, stage: Stage) -> HeadSizes:
     gathered = head * tokens * (layout.tp + 1) * local_vocab * of.computed if gathers else 0
     loss = _loss_bytes(training=training, layout=layout, element_bytes=of.computed)
     pieces = loss_pieces(case, stage)
-    kept = last_normed + logits * loss.kept
+    unkept = 0 if trains_ends(model) or pieces is not None else last_normed
+    kept = last_normed - unkept + logits * loss.kept
     if pieces is not None:
         kept = pieces.hidden + pieces.weight_gradient + (last_normed if layout.tp == 1 else 0)
     return HeadSizes(
@@ -276,6 +291,7 @@ def head_sizes(case: Case, stage: Stage) -> HeadSizes:
         loss_gradient_element_bytes=loss.gradient,
         kept_bytes=last_residual + kept,
         weight_elements=head * local_vocab * model.hidden,
+        unkept_normed_bytes=unkept,
         pieces=pieces,
     )
 

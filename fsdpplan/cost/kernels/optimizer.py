@@ -26,7 +26,12 @@ from functools import lru_cache
 
 from fsdpplan.cost.kernels.rates import matmul_seconds, memory_bytes_per_second
 from fsdpplan.cost.model.formats import FP32_BYTES
-from fsdpplan.cost.model.params import ParameterTensor, block_tensors, kind_counts
+from fsdpplan.cost.model.params import (
+    ParameterTensor,
+    block_tensors,
+    kind_counts,
+    trained_tensors,
+)
 from fsdpplan.cost.model.shards import (
     Stage,
     block_kinds,
@@ -370,7 +375,7 @@ def layout_optimizer_seconds(case: Case, stage: Stage) -> float:
     seconds = optimizer_seconds(
         local_parameters=optimizer_elements(case, stage) - by_muon,
         device=device,
-        tensors=sum(n * len(block_tensors(view)) for view, n in _counted(model)) // layout.pp,
+        tensors=sum(n * trained_tensors(view) for view, n in _counted(model)) // layout.pp,
         recipe=recipe,
         host_bytes_per_second=host_bytes_per_second(case.cluster)
         if layout.offload == "cpu"

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
+from fsdpplan.cost.block.adapters import added_bytes
 from fsdpplan.cost.block.branch import weight_gradient_bytes
 from fsdpplan.cost.block.operator import BackwardStep, Operator
 from fsdpplan.cost.block.operators import block_operators, on_device, reads_last_output
@@ -277,6 +278,7 @@ def _forward_transient_bytes(
     Under checkpointing nothing of them is saved, so inner tensors count too.
     """
     heads, routed, residual = sizes.heads, sizes.routed, sizes.residual
+    added = added_bytes(work)
     in_attention = heads.exchanged + heads.scores + heads.states
     if mode in ("none", "attention"):
         recomputes_scores = heads.scores_kept if mode == "attention" else 0
@@ -284,13 +286,13 @@ def _forward_transient_bytes(
         if sizes.scatter_copy:  # callers hold what attention added and what the norm returned
             in_network += 2 * residual
         of_routed = _routed_beyond_bytes(work, sizes, mode)
-        return max(in_network, of_routed, in_attention + recomputes_scores)
+        return max(in_network, of_routed, in_attention + recomputes_scores) + added
     tensors = (3 if work.kernels == "eager" else 2) if work.model.is_gated else 2
     inside = tensors * sizes.inner
     if routed.rows:
         products = max(tensors * routed.inner, routed.inner + routed.rows)
         inside = max(inside + sizes.normed, _routed_transient_bytes(sizes) + products)
-    in_network = inside + residual + sizes.normed_gradient + sizes.gather_buffer
+    in_network = inside + residual + sizes.normed_gradient + sizes.gather_buffer + added
     if not in_attention:
         return in_network
     of_heads = heads.read + heads.attended + heads.attended_read

@@ -26,17 +26,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from fsdpplan.cost.kernels.optimizer import muon_elements
 from fsdpplan.cost.memory.activations import WeightGradientsOf
 from fsdpplan.cost.model.formats import FP32_BYTES, formats, low_rank, sums_in_reduce_dtype
-from fsdpplan.cost.model.params import block_tensors, embedding_tensors, head_tensors
+from fsdpplan.cost.model.params import (
+    block_tensors,
+    embedding_tensors,
+    head_tensors,
+    trains_ends,
+)
 from fsdpplan.cost.model.shards import (
     Stage,
     block_kinds,
     root_size,
     shares_table,
     stage_elements,
+    stage_frozen_bytes,
     stage_shapes,
     stage_shard_elements,
     unit_size,
@@ -64,9 +71,11 @@ class StateBytes:
     optimizer: int
     """Moments, and fp32 masters where parameters are in half precision."""
     held_parameters: int
-    """Elements of `parameters`."""
+    """Elements of `parameters` that are trained."""
     optimizer_parameters: int
     """Parameters that this rank's optimizer updates."""
+    frozen: int = 0
+    """Part of `parameters` that is not trained, as it is stored."""
 
 
 @lru_cache(maxsize=32768)
@@ -78,12 +87,17 @@ def rank_state(case: Case, stage: Stage) -> StateBytes:
     held = shard if layout.sharding == "fsdp" else whole
     updated = whole if layout.sharding == "ddp" else shard
     masters = FP32_BYTES if training.traits.half_parameters else 0
+    frozen = 0
+    if training.adapters is not None:
+        ranks = layout.shard_ranks if layout.sharding == "fsdp" else 1
+        frozen = stage_frozen_bytes(model=case.model, stage=stage, tp=layout.tp, shard_ranks=ranks)
     return StateBytes(
-        parameters=held * formats(training=training, layout=layout).resident,
+        parameters=held * formats(training=training, layout=layout).resident + frozen,
         gradients=_resident_gradient_bytes(case, stage, whole=whole, shard=shard),
         optimizer=updated * masters + _state_bytes(case, stage, updated),
         held_parameters=held,
         optimizer_parameters=updated,
+        frozen=frozen,
     )
 
 
@@ -152,7 +166,7 @@ def adds_in_fp32(*, training: Training, layout: Layout) -> bool:
 
     Source: fsdpplan.trainer.parallel.gradient_sums.
     """
-    if training.param_dtype != "bf16" or layout.num_microbatches == 1:
+    if training.stored_dtype != "bf16" or layout.num_microbatches == 1:
         return False
     return layout.sharding != "fsdp" or (layout.gradient_sync == "every" and layout.pp == 1)
 
@@ -236,7 +250,7 @@ def largest_tensor_bytes(*, model: Model, stage: Stage, tp: int, ep: int) -> int
     tensors = [t for kind, _ in block_kinds(model=model, stage=stage) for t in block_tensors(kind)]
     tensors += embedding_tensors(model) if stage.has_embedding else ()
     tensors += head_tensors(model) if stage.has_head else ()
-    alone = (unit_size((tensor,), tp=tp, shard_ranks=1, ep=ep).elements for tensor in tensors)
+    alone = (prod(tensor.local_shape(tp, ep)) for tensor in tensors)
     return FP32_BYTES * max(alone, default=0)
 
 
@@ -294,6 +308,8 @@ def grows_in_backward(*, training: Training, layout: Layout) -> bool:
 def keeps_head_gradient(case: Case, stage: Stage) -> bool:
     """The head's gradient stays until its unit's reduction, or, of a tied table, until the
     embedding's joins it."""
+    if not trains_ends(case.model):
+        return False
     if shares_table(model=case.model, stage=stage):
         return True
     return weight_gradients_of(training=case.training, layout=case.layout) in ("kept", "cast")
@@ -316,6 +332,7 @@ def unsplit_table_elements(case: Case, stage: Stage) -> int:
     the gradient of a tied head, which is split, is added to it."""
     model = case.model
     is_whole = stage.has_embedding and not shares_table(model=model, stage=stage)
+    is_whole &= trains_ends(model)
     rows, tp = model.vocab_rows(case.layout.tp), case.layout.tp
     unsplit_rows = rows - rows // tp if is_whole else 0
     return unsplit_rows * model.hidden
@@ -327,7 +344,7 @@ def embedding_gradient_bytes(case: Case, stage: Stage) -> int:
     alone. With a tied head, autograd adds
     the head's gradient to the token table's out of place."""
     model, training, layout = case.model, case.training, case.layout
-    if not stage.has_embedding:
+    if not stage.has_embedding or not trains_ends(model):
         return 0
     of = formats(training=training, layout=layout)
     adds_up = layout.pp == 1 and holds_gradients(layout) and sums_in_reduce_dtype(training)

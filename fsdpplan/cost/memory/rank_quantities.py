@@ -33,7 +33,7 @@ class EndSizes:
     shard_elements: int = 0
 
     def __bool__(self) -> bool:
-        return self.shard_elements > 0
+        return self.gathered_bytes > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +261,8 @@ class RankSizes:
     """Input of the final norm; 0 without a head."""
     last_normed_bytes: int
     """Input of the head; 0 without a head."""
+    unkept_normed_bytes: int
+    """The same where a head that is not trained lets go of it."""
     logits_elements: int
     """Logits on this rank; 0 without a head."""
     logits_gather_bytes: int

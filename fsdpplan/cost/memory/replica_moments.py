@@ -78,7 +78,7 @@ def _head(s: RankSizes, heap: Heap) -> Iterator[Phase]:
     heap.hold("casts", s.kept_copy_bytes)
     heap.hold("casts of the head", s.copies_root_bytes)
     heap.hold("saved", saved + s.last_residual_bytes)
-    heap.hold("beside the logits", s.last_normed_bytes)
+    heap.hold("beside the logits", s.last_normed_bytes - s.unkept_normed_bytes)
     if s.pieces is not None:
         heap.hold("beside the logits", s.last_normed_bytes + s.pieces.hidden)
         for gradients, logits in s.pieces.moments:
@@ -89,7 +89,7 @@ def _head(s: RankSizes, heap: Heap) -> Iterator[Phase]:
         made = s.head_gradient_made_bytes
         heap.hold("logits", s.loss_element_bytes * s.logits_elements)
         yield heap.moment("loss")
-        heap.hold("beside the logits", 2 * s.last_normed_bytes)
+        heap.hold("beside the logits", 2 * s.last_normed_bytes - s.unkept_normed_bytes)
         heap.hold("gradients", made)
         heap.hold("logits", s.element_bytes * s.logits_elements)
         yield heap.moment("loss")

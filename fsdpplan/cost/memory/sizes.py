@@ -53,7 +53,7 @@ from fsdpplan.cost.model.formats import (
     local_tokens,
     sums_in_reduce_dtype,
 )
-from fsdpplan.cost.model.params import kind_views
+from fsdpplan.cost.model.params import kind_views, trains_ends
 from fsdpplan.cost.model.shards import (
     NOTHING,
     EndUnits,
@@ -67,6 +67,7 @@ from fsdpplan.cost.model.shards import (
     keeping,
     shares_table,
     stage_root_size,
+    sum_of_sizes,
     unit_blocks_in_order,
 )
 from fsdpplan.cost.schedule.stages import stage_moments
@@ -103,7 +104,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     others_at_the_loss = layout.num_microbatches - 1 if forward_first else 0
     apart = _experts_apart(block_model, layout=layout, shard_ranks=shard_ranks)
     mean = _mean_block_unit(case, stage, shard_ranks=shard_ranks)
-    gathered_block_bytes = mean.padded_elements * of.gathered_matrix
+    gathered_block_bytes = mean.gathered_bytes(of.gathered_matrix)
     has_units = is_fsdp and layout.pp == 1
     unit_kinds, unit_order = _units(case, stage, has_buffers=has_buffers) if has_units else ((), ())
     copies = weight_gradient_bytes(
@@ -118,7 +119,8 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
     mask_bytes = _embedding_mask_bytes(case) if stage.has_embedding else 0
     beside_blocks_bytes = others_at_the_loss * head.kept_bytes + in_flight * mask_bytes
     copies_block_bytes = sum(copies.values()) if of.autocasts else 0
-    copies_root_bytes = head.weight_elements * of.computed if of.autocasts else 0
+    of_trained_head = head.weight_elements if trains_ends(model) else 0
+    copies_root_bytes = of_trained_head * of.computed if of.autocasts else 0
     moments = stage_moments(case, stage, in_flight_blocks=in_flight_blocks)
     remade = block.live_bytes - block.saved_bytes
     if layout.activation_checkpointing != "full":  # attention alone is made again in each half
@@ -149,14 +151,14 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         head_gradient_bytes=head.weight_elements * of_head
         if keeps_head_gradient(case, stage)
         else 0,
-        head_gradient_made_bytes=head.weight_elements * of.computed,
+        head_gradient_made_bytes=of_trained_head * of.computed,
         embedding_gradient_bytes=embedding_gradient_bytes(case, stage),
         bucket_copy_bytes=_bucket_copy_bytes(
             training=training, layout=layout, elements=state.held_parameters
         ),
         head_copy_bytes=0
         if shares_table(model=model, stage=stage)
-        else copied_bytes * head.weight_elements,
+        else copied_bytes * of_trained_head,
         table_copy_bytes=_table_copy_bytes(
             case, stage, copied_bytes=copied_bytes, elements=state.held_parameters
         ),
@@ -199,6 +201,7 @@ def rank_sizes(case: Case, stage: Stage, *, in_flight_blocks: int) -> RankSizes:
         else 0,
         last_residual_bytes=head.last_residual_bytes,
         last_normed_bytes=head.last_normed_bytes,
+        unkept_normed_bytes=head.unkept_normed_bytes,
         logits_elements=head.logits_elements,
         logits_gather_bytes=head.gather_bytes,
         loss_element_bytes=head.loss_element_bytes,
@@ -229,12 +232,12 @@ def _ends(case: Case, stage: Stage, *, shard_ranks: int, has_buffers: bool) -> E
 
     def sizes(units: list[UnitSize], *, unsplit: int, last: int) -> EndSizes:
         elements = sum(unit.elements for unit in units)
-        padded = sum(unit.padded_elements for unit in units)
+        gathered = sum(unit.gathered_bytes(of.gathered) for unit in units)
         return EndSizes(
-            gathered_bytes=padded * of.gathered,
-            buffer_bytes=padded * of.gathered if has_buffers else 0,
+            gathered_bytes=gathered,
+            buffer_bytes=gathered if has_buffers else 0,
             gradient_bytes=0 if holds else elements * of.gathered,
-            last_gradient_bytes=last * (of.reduced if holds else of.gathered),
+            last_gradient_bytes=last * (of.reduced if holds else of.gathered) if elements else 0,
             reduce_bytes=of.reduced * max(unit.padded_elements for unit in units),
             held_bytes=(elements + unsplit) * of.reduced if holds else 0,
             shard_elements=sum(unit.shard_elements(shard_ranks) for unit in units),
@@ -269,11 +272,7 @@ def _block_unit(model: Model, *, layout: Layout, shard_ranks: int) -> tuple[Unit
     expert_ranks = ep if shard_ranks % ep else shard_ranks
     block = block_size(model=model, tp=layout.tp, shard_ranks=shard_ranks, ep=ep)
     experts = expert_size(model=model, tp=layout.tp, shard_ranks=expert_ranks, ep=ep)
-    both = UnitSize(
-        elements=block.elements + experts.elements,
-        padded_elements=block.padded_elements + experts.padded_elements,
-        tensors=block.tensors + experts.tensors,
-    )
+    both = sum_of_sizes(((block, 1), (experts, 1)))
     shard = block.shard_elements(shard_ranks) + experts.shard_elements(expert_ranks // ep)
     return both, shard
 
@@ -300,7 +299,8 @@ def _largest_kind(case: Case, stage: Stage, *, shard_ranks: int) -> Model:
     kinds = [kind for kind, _ in block_kinds(model=case.model, stage=stage)]
 
     def elements(kind: Model) -> int:
-        return _block_unit(kind, layout=case.layout, shard_ranks=shard_ranks)[0].padded_elements
+        unit, _ = _block_unit(kind, layout=case.layout, shard_ranks=shard_ranks)
+        return unit.gathered_bytes(FP32_BYTES)
 
     return max(reversed(kinds), key=elements, default=kind_views(case.model)[-1])
 
@@ -320,11 +320,11 @@ def _unit_sizes(
     training, layout = case.training, case.layout
     of, ranks = formats(training=training, layout=layout), layout.shard_ranks
     runs: list[UnitRun] = []
-    elements = padded = end = 0
+    sizes: list[tuple[UnitSize, int]] = []
+    end = 0
     for kind, keeps, number in unit:
         size = block_size(model=kind, tp=layout.tp, shard_ranks=ranks, ep=layout.ep)
-        elements += number * size.elements
-        padded += number * size.padded_elements
+        sizes.append((size, number))
         end += number
         apart = _experts_apart(kind, layout=layout, shard_ranks=ranks)
         experts_bytes = apart.padded_elements * of.gathered_matrix
@@ -346,7 +346,9 @@ def _unit_sizes(
                 experts_kept_bytes=_kept_bytes(layout, experts_bytes),
             )
         )
-    gathered = padded * of.gathered_matrix
+    whole = sum_of_sizes(sizes)
+    elements, padded = whole.elements, whole.padded_elements
+    gathered = whole.gathered_bytes(of.gathered_matrix)
     return UnitSizes(
         runs=tuple(runs),
         gathered_bytes=gathered,
@@ -368,11 +370,13 @@ def _mean_block_unit(case: Case, stage: Stage, *, shard_ranks: int) -> UnitSize:
         (_block_unit(kind, layout=case.layout, shard_ranks=shard_ranks)[0], number)
         for kind, number in kinds
     ]
-    blocks = max(1, stage.blocks)
+    blocks, whole = max(1, stage.blocks), sum_of_sizes(units)
     return UnitSize(
-        elements=sum(number * unit.elements for unit, number in units) // blocks,
-        padded_elements=sum(number * unit.padded_elements for unit, number in units) // blocks,
+        elements=whole.elements // blocks,
+        padded_elements=whole.padded_elements // blocks,
         tensors=units[-1][0].tensors,
+        frozen_bytes=whole.frozen_bytes // blocks,
+        padded_frozen_bytes=whole.padded_frozen_bytes // blocks,
     )
 
 
@@ -526,7 +530,7 @@ def _copied_bytes(*, training: Training, layout: Layout) -> int:
 def _table_copy_bytes(case: Case, stage: Stage, *, copied_bytes: int, elements: int) -> int:
     """For the last bucket, which the embedding's table fills; gradients that earlier micro-batches
     left apart are in their buckets by then, but for the table's."""
-    if not stage.has_embedding:
+    if not stage.has_embedding or not trains_ends(case.model):
         return 0
     layout = case.layout
     table = case.model.vocab_rows(layout.tp) // layout.tp * case.model.hidden

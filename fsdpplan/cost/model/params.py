@@ -20,7 +20,9 @@ from functools import lru_cache
 from math import expm1, inf, prod
 from typing import Literal, get_args
 
+from fsdpplan.spec.adapters import AdaptedModel, Adapters, nf4_parts, plain
 from fsdpplan.spec.model import Experts, LatentAttention, Model, padded_vocab
+from fsdpplan.spec.training import DTYPE_BYTES
 
 TensorParallelSplit = Literal["rows", "columns", "none"]
 """What tensor parallelism splits of a matrix (out, in): outputs, inputs, or nothing."""
@@ -31,6 +33,8 @@ Role = Literal[
 """What a matrix, with its bias, is to its block; empty: another tensor. What makes a state's inputs
 counts as queries, what makes its steps as keys; `gate` is what the activation is applied to;
 `latent` narrows the block's input; `router` makes scores of tokens and experts."""
+
+StoredFormat = Literal["", "bf16", "fp32", "nf4"]
 
 Place = Literal["attention_in", "attention", "attention_out", "ffn_in", "ffn_out"]
 """A stretch of a block, in the order of forward."""
@@ -56,6 +60,26 @@ class ParameterTensor:
     """The matrix of the same input that software with joined projections stacks it on."""
     reads_latents: bool = False
     """It widens what a `latent` matrix has made."""
+    stored: StoredFormat = ""
+    """Its format where it is frozen; empty: it is trained, and stored as the training says."""
+    adapts: str = ""
+    """Of an adapter, the name of the matrix that it stands beside."""
+
+    @property
+    def is_trained(self) -> bool:
+        """It has a gradient and states of the optimizer."""
+        return not self.stored
+
+    def stored_parts(self, elements: int) -> tuple[tuple[int, int], ...]:
+        """(length, bytes of one) of the tensors that `elements` of it are stored in, where it is
+        frozen: of 4 bits codes, scales, and their scales."""
+        match self.stored:
+            case "":
+                return ()
+            case "nf4":
+                return nf4_parts(elements)
+            case _:
+                return ((elements, DTYPE_BYTES[self.stored]),)
 
     @property
     def elements(self) -> int:
@@ -232,7 +256,7 @@ def block_tensors(model: Model) -> tuple[ParameterTensor, ...]:
         if model.post_norms:
             tensors += norm("post_attention_norm", h, bias=bias)
     if not model.has_network:
-        return tuple(tensors)
+        return _as_trained(model, tensors)
     tensors += norm("ffn_norm", h, bias=bias)
     if model.experts:
         tensors += _mixture(model, model.experts)
@@ -240,7 +264,81 @@ def block_tensors(model: Model) -> tuple[ParameterTensor, ...]:
         tensors += _feed_forward("", h, model.ffn_hidden, bias=model.mlp_bias, gated=model.is_gated)
     if model.post_norms:
         tensors += norm("post_ffn_norm", h, bias=bias)
-    return tuple(tensors)
+    return _as_trained(model, tensors)
+
+
+def _as_trained(model: Model, tensors: list[ParameterTensor]) -> tuple[ParameterTensor, ...]:
+    """`tensors` with adapters behind the matrices that have some, and else frozen."""
+    if not isinstance(model, AdaptedModel):
+        return tuple(tensors)
+    found: list[ParameterTensor] = []
+    for tensor in tensors:
+        is_base = tensor.is_matrix and tensor.role not in ("", "router")
+        stored: StoredFormat = model.frozen_dtype
+        if is_base and model.adapters.base == "nf4":
+            stored = "nf4"
+        found.append(replace(tensor, stored=stored))
+        if is_base and adapter_target(model, tensor) in model.adapters.targets:
+            found += _adapters(tensor, model.adapters)
+    return tuple(found)
+
+
+TARGETS_OF_MATRICES = {
+    "wq": "q",
+    "wk": "k",
+    "wv": "v",
+    "wo": "o",
+    "w1": "gate",
+    "w3": "up",
+    "w2": "down",
+}
+"""Name of a matrix in its block -> the target that it is; without a gate `w1` is the way up."""
+
+
+def adapter_target(model: Model, tensor: ParameterTensor) -> str:
+    """The target that a matrix of a block is; empty: none."""
+    name = tensor.name.removesuffix(".weight")
+    if name == "w1" and not model.is_gated:
+        return "up"
+    return TARGETS_OF_MATRICES.get(name, "")
+
+
+def _adapters(matrix: ParameterTensor, adapters: Adapters) -> list[ParameterTensor]:
+    """A, which reads the matrix's input, and B, which adds to its output; tensor parallelism splits
+    B with the outputs or A with the inputs, and gives the other to every rank."""
+    name, (rows, columns) = matrix.name.removesuffix(".weight"), matrix.shape
+    down = ParameterTensor(
+        name=f"{name}.lora_A",
+        shape=(adapters.rank, columns),
+        split="columns" if matrix.split == "columns" else "none",
+        role=matrix.role,
+        adapts=matrix.name,
+    )
+    up = replace(
+        down,
+        name=f"{name}.lora_B",
+        shape=(rows, adapters.rank),
+        split="rows" if matrix.split == "rows" else "none",
+    )
+    return [down, up]
+
+
+def _frozen_ends(model: Model, tensors: list[ParameterTensor]) -> tuple[ParameterTensor, ...]:
+    """Embedding and head are frozen in the compute dtype where adapters are trained."""
+    if not isinstance(model, AdaptedModel):
+        return tuple(tensors)
+    return tuple(replace(tensor, stored=model.frozen_dtype) for tensor in tensors)
+
+
+def trains_ends(model: Model) -> bool:
+    """Embedding, final norm and head have gradients."""
+    return not isinstance(model, AdaptedModel)
+
+
+@lru_cache(maxsize=256)
+def trained_tensors(model: Model) -> int:
+    """Parameters of one block that are trained, counted as tensors."""
+    return sum(each.is_trained for each in block_tensors(model))
 
 
 def _mixer(model: Model) -> list[ParameterTensor]:
@@ -364,7 +462,7 @@ def embedding_tensors(model: Model) -> tuple[ParameterTensor, ...]:
         )
     if model.embedding_norm:
         tensors += norm("embedding_norm", model.hidden, bias=model.has_norm_bias)
-    return tuple(tensors)
+    return _frozen_ends(model, tensors)
 
 
 @lru_cache(maxsize=64)
@@ -380,7 +478,7 @@ def head_tensors(model: Model) -> tuple[ParameterTensor, ...]:
                 vocab_multiple=model.vocab_multiple,
             )
         )
-    return tuple(tensors)
+    return _frozen_ends(model, tensors)
 
 
 def elements(tensors: tuple[ParameterTensor, ...]) -> int:
@@ -389,8 +487,18 @@ def elements(tensors: tuple[ParameterTensor, ...]) -> int:
 
 
 @lru_cache(maxsize=64)
+def adapter_parameter_count(model: Model) -> int:
+    """Parameters of adapters; 0 where all of the model is trained."""
+    return sum(
+        number * elements(tuple(each for each in block_tensors(view) if each.adapts))
+        for view, number in kind_counts(model)
+    )
+
+
+@lru_cache(maxsize=64)
 def parameter_count(model: Model) -> int:
-    """Parameters of the model; a tied head counts once."""
+    """Parameters of the model, adapters not among them; a tied head counts once."""
+    model = plain(model)
     blocks = sum(number * elements(block_tensors(view)) for view, number in kind_counts(model))
     return blocks + elements(embedding_tensors(model)) + elements(head_tensors(model))
 
@@ -419,7 +527,7 @@ def block_matmul_parameter_count(model: Model) -> int:
 
     With experts: of a block that has them, as in `block_tensors`.
     """
-    matrices = [t for t in block_tensors(model) if t.is_matrix]
+    matrices = [t for t in block_tensors(plain(model)) if t.is_matrix]
     routed = sum(t.elements for t in matrices if t.is_expert)
     others = sum(t.elements for t in matrices if not t.is_expert)
     if model.experts is None:
@@ -536,11 +644,15 @@ def useful_flops_per_token(*, model: Model, seq_len: int, document_tokens: float
     length is known attention inside these.
 
         6 * matmul parameters + 3 * layers * (causal attention forward)
+        with adapters: 6 * adapters + 4 * frozen matmul parameters + the same of attention
 
-    A multiplication and an addition a weight in forward, twice that in backward; the definition is
-    commonly credited to PaLM (arXiv 2204.02311). Norms, rotations, activations, softmax and the
-    loss are left out (below 1 % for hidden >= 1024).
+    A multiplication and an addition a weight in forward, twice that in backward, once for what has
+    no gradient of its own; the definition is commonly credited to PaLM (arXiv 2204.02311). Norms,
+    rotations, activations, softmax and the loss are left out (below 1 % for hidden >= 1024).
     """
+    adapters = adapter_parameter_count(model)
+    whole = matmul_parameter_count(model)
+    trained, frozen = (adapters, whole) if adapters else (whole, 0)
     attention = (
         3
         * model.layers
@@ -548,7 +660,7 @@ def useful_flops_per_token(*, model: Model, seq_len: int, document_tokens: float
             model=model, seq_len=seq_len, document_tokens=document_tokens
         )
     )
-    return 6.0 * matmul_parameter_count(model) + attention
+    return 6.0 * trained + 4.0 * frozen + attention
 
 
 def mfu_fraction(

@@ -47,15 +47,38 @@ class UnitSize:
     """Elements of one FSDP unit on one tensor-parallel rank."""
 
     elements: int
-    """Parameters of the unit."""
+    """Parameters of the unit that are trained."""
     padded_elements: int
-    """Elements of its gathered buffer."""
+    """Their elements of its gathered buffer."""
     tensors: int
-    """Number of parameters."""
+    """Number of parameters that are trained."""
+    frozen_bytes: int = 0
+    """What is frozen of it, as it is stored and gathered."""
+    padded_frozen_bytes: int = 0
+    """The same in its gathered buffer."""
+    has_bytes: bool = False
+    """Some of it is in 4 bits, so that the buffer is gathered as bytes."""
 
     def shard_elements(self, shard_ranks: int) -> int:
-        """Elements that the fullest rank (rank 0) keeps."""
+        """Trained elements that the fullest rank (rank 0) keeps."""
         return self.padded_elements // shard_ranks
+
+    def gathered_bytes(self, element_bytes: int) -> int:
+        """Its gathered buffer, with what is trained in `element_bytes` an element."""
+        return self.padded_elements * element_bytes + self.padded_frozen_bytes
+
+
+def sum_of_sizes(sizes: Iterable[tuple[UnitSize, int]]) -> UnitSize:
+    """Of so many of each."""
+    found = tuple(sizes)
+    return UnitSize(
+        elements=sum(number * size.elements for size, number in found),
+        padded_elements=sum(number * size.padded_elements for size, number in found),
+        tensors=sum(number * size.tensors for size, number in found),
+        frozen_bytes=sum(number * size.frozen_bytes for size, number in found),
+        padded_frozen_bytes=sum(number * size.padded_frozen_bytes for size, number in found),
+        has_bytes=any(size.has_bytes for size, _ in found),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,14 +263,34 @@ def unit_size(
     tensors: tuple[ParameterTensor, ...], *, tp: int, shard_ranks: int, ep: int = 1
 ) -> UnitSize:
     """Size of a unit made of `tensors`, sharded over `shard_ranks` ranks."""
-    whole = padded = 0
+    whole = padded = number = frozen = padded_frozen = 0
     for tensor in tensors:
         shape = tensor.local_shape(tp, ep)
+        if not tensor.is_trained:
+            for rows, each in _stored_rows(tensor, shape):
+                frozen += rows * each
+                padded_frozen += -(-rows // shard_ranks) * shard_ranks * each
+            continue
+        number += 1
         split = shape[shard_dim(tensor, shape, shard_ranks)]
         tensor_elements = prod(shape)
         whole += tensor_elements
         padded += tensor_elements // split * (-(-split // shard_ranks) * shard_ranks)
-    return UnitSize(elements=whole, padded_elements=padded, tensors=len(tensors))
+    return UnitSize(
+        elements=whole,
+        padded_elements=padded,
+        tensors=number,
+        frozen_bytes=frozen,
+        padded_frozen_bytes=padded_frozen,
+        has_bytes=any(tensor.stored == "nf4" for tensor in tensors),
+    )
+
+
+def _stored_rows(tensor: ParameterTensor, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """(rows, bytes of one) of the tensors that a frozen one is stored in: of 4 bits flat ones."""
+    for length, each in tensor.stored_parts(prod(shape)):
+        rows = length if tensor.stored == "nf4" else shape[0]
+        yield rows, each * length // rows
 
 
 @lru_cache(maxsize=4096)
@@ -320,16 +363,12 @@ def stage_root_size(*, model: Model, stage: Stage, tp: int, shard_ranks: int) ->
         )
         for piece in stage.pieces
     ]
-    return UnitSize(
-        elements=sum(root.elements for root in roots),
-        padded_elements=sum(root.padded_elements for root in roots),
-        tensors=sum(root.tensors for root in roots),
-    )
+    return sum_of_sizes((root, 1) for root in roots)
 
 
 @lru_cache(maxsize=4096)
 def stage_elements(*, model: Model, stage: Stage, tp: int, ep: int = 1) -> int:
-    """Parameters that one rank of a stage holds before FSDP shards them."""
+    """Parameters that one rank of a stage trains before FSDP shards them."""
     root = stage_root_size(model=model, stage=stage, tp=tp, shard_ranks=1)
     blocks = sum(
         number * unit_size(block_tensors(kind), tp=tp, shard_ranks=1, ep=ep).elements
@@ -338,12 +377,23 @@ def stage_elements(*, model: Model, stage: Stage, tp: int, ep: int = 1) -> int:
     return blocks + root.elements
 
 
+@lru_cache(maxsize=4096)
+def stage_frozen_bytes(*, model: Model, stage: Stage, tp: int, shard_ranks: int) -> int:
+    """What the fullest rank of a stage holds of frozen parameters, padding included."""
+    root = stage_root_size(model=model, stage=stage, tp=tp, shard_ranks=shard_ranks)
+    blocks = (
+        number * block_size(model=kind, tp=tp, shard_ranks=shard_ranks).padded_frozen_bytes
+        for kind, number in block_kinds(model=model, stage=stage)
+    )
+    return (root.padded_frozen_bytes + sum(blocks)) // shard_ranks
+
+
 def stage_shapes(model: Model, stage: Stage) -> Iterator[tuple[int, ...]]:
     """Shapes of the parameters of a stage, whole, in the order in which they are registered."""
     if stage.has_embedding:
         yield from (tensor.local_shape(1) for tensor in embedding_tensors(model))
     for kind, number in block_kinds(model=model, stage=stage):
-        shapes = [tensor.local_shape(1) for tensor in block_tensors(kind)]
+        shapes = [each.local_shape(1) for each in block_tensors(kind) if each.is_trained]
         for _ in range(number):
             yield from shapes
     if stage.has_head:
@@ -354,7 +404,7 @@ def stage_shapes(model: Model, stage: Stage) -> Iterator[tuple[int, ...]]:
 def stage_shard_elements(
     *, model: Model, stage: Stage, tp: int, shard_ranks: int, ep: int = 1
 ) -> int:
-    """Parameters that the fullest rank of a stage keeps, padding included."""
+    """Parameters that the fullest rank of a stage keeps and trains, padding included."""
     root = stage_root_size(model=model, stage=stage, tp=tp, shard_ranks=shard_ranks)
     kept = root.shard_elements(shard_ranks)
     for kind, number in block_kinds(model=model, stage=stage):
@@ -372,7 +422,7 @@ def gradient_syncs(layout: Layout) -> int:
 
 
 def rank_shard_elements(case: Case, stage: Stage, *, rank: int) -> int:
-    """Parameters that `rank` holds of its pipeline stage under FSDP."""
+    """Parameters that `rank` trains of its pipeline stage under FSDP."""
     model, layout = case.model, case.layout
     index = rank // layout.tp % layout.shard_ranks
     held = 0
@@ -391,7 +441,7 @@ def rank_shard_elements(case: Case, stage: Stage, *, rank: int) -> int:
 
 def _elements(tensors: Iterable[ParameterTensor], layout: Layout, *, ranks: int, index: int) -> int:
     held = 0
-    for tensor in tensors:
+    for tensor in (each for each in tensors if each.is_trained):
         shape = tensor.local_shape(layout.tp, layout.ep if tensor.is_expert else 1)
         rows = shape[shard_dim(tensor, shape, ranks)]
         each = -(-rows // ranks)
@@ -439,16 +489,6 @@ def unit_cases(case: Case, unit: BlockUnit) -> tuple[tuple[Case, int], ...]:
     )
 
 
-def _sum_of(sizes: Iterable[tuple[UnitSize, int]]) -> UnitSize:
-    """Of so many of each."""
-    found = tuple(sizes)
-    return UnitSize(
-        elements=sum(number * size.elements for size, number in found),
-        padded_elements=sum(number * size.padded_elements for size, number in found),
-        tensors=sum(number * size.tensors for size, number in found),
-    )
-
-
 def block_units(case: Case, stage: Stage) -> tuple[BlockUnit, ...]:
     """The block units of a stage, equal ones together."""
     layout = case.layout
@@ -471,7 +511,7 @@ def _block_units(
     return tuple(
         BlockUnit(
             mix=mix,
-            size=_sum_of(
+            size=sum_of_sizes(
                 (block_size(model=kind, tp=tp, shard_ranks=shard_ranks, ep=ep), number)
                 for kind, number, _ in mix
             ),

@@ -73,7 +73,7 @@ def copy_seconds(
     copy_in = copied_in * size.padded_elements / memory
     if training.traits.flat_parameters:
         return 0.0, copy_in
-    return 2 * element_bytes * size.padded_elements / memory, copy_in / CHUNK_CAT_SHARE
+    return 2 * size.gathered_bytes(element_bytes) / memory, copy_in / CHUNK_CAT_SHARE
 
 
 CHUNK_CAT_SHARE = 0.62
@@ -180,7 +180,7 @@ class Unit:
 
     def _own_calls(self) -> UnitCalls:
         training, layout, group = self.case.training, self.case.layout, self.group
-        gathered = self.size.padded_elements * DTYPE_BYTES[self.gathered_dtype]
+        gathered = self.size.gathered_bytes(DTYPE_BYTES[self.gathered_dtype])
         reduced = self.size.padded_elements * DTYPE_BYTES[training.reduce_dtype]
         again = regather_group(layout) if group == shard_group(layout) else group
 
@@ -189,15 +189,16 @@ class Unit:
             return (one,)
 
         copies, shards = replicate_group(layout), reduced // group.ranks
+        dtype = "uint8" if self.size.has_bytes else self.gathered_dtype
         return UnitCalls(
-            gather=calls("all_gather", group, self.gathered_dtype, gathered),
-            reduce_scatter=calls("reduce_scatter", group, training.reduce_dtype, reduced),
+            gather=calls("all_gather", group, dtype, gathered),
+            reduce_scatter=calls("reduce_scatter", group, training.reduce_dtype, reduced)
+            if reduced
+            else (),
             all_reduce=calls("all_reduce", copies, training.reduce_dtype, shards)
-            if layout.dp_replicate > 1
+            if reduced and layout.dp_replicate > 1
             else (),
-            regather=calls("all_gather", again, self.gathered_dtype, gathered)
-            if self.regathers
-            else (),
+            regather=calls("all_gather", again, dtype, gathered) if self.regathers else (),
         )
 
     @cached_property

@@ -27,6 +27,8 @@ from fsdpplan.cost.model.params import (
     block_tensors,
     embedding_tensors,
     head_tensors,
+    trained_tensors,
+    trains_ends,
 )
 from fsdpplan.cost.model.shards import (
     Stage,
@@ -151,7 +153,9 @@ def tp_pass_calls(case: Case, stage: Stage) -> Iterator[Calls]:
         return
     elements = local_tokens(training=training, layout=layout) * case.model.hidden
     ends: Counter[str] = Counter({training.activation_dtype: int(stage.has_head)})
-    ends[_embedded_dtype(training, layout)] += int(stage.has_embedding)
+    # a frozen embedding scatters in forward alone, and the first block's input has no gradient
+    trains = trains_ends(case.model)
+    ends[_embedded_dtype(training, layout)] += int(stage.has_embedding and trains)
     split = layout.sequence_parallel
     for collective in ("all_gather", "reduce_scatter") if split else ("all_reduce",):
         for dtype, number in ends.items():
@@ -170,7 +174,8 @@ def tp_pass_calls(case: Case, stage: Stage) -> Iterator[Calls]:
 def _embedded_dtype(training: Training, layout: Layout) -> str:
     """What the embedding gives: rows of an fp32 table where autocast makes the precision, which
     does not touch lookups."""
-    return training.param_dtype if _is_whole(training, layout) else training.activation_dtype
+    is_fp32 = _is_whole(training, layout) and training.adapters is None
+    return training.param_dtype if is_fp32 else training.activation_dtype
 
 
 def _is_whole(training: Training, layout: Layout) -> bool:
@@ -208,7 +213,7 @@ def _summed_dtype(case: Case, piece: Stage) -> str:
     """Of the gradients that tensor-parallel ranks sum: as they are when they are reduced."""
     training, layout = case.training, case.layout
     if _is_whole(training, layout):
-        return training.param_dtype
+        return training.stored_dtype
     holds = holds_gradients(layout) and piece.adds_gradients
     holds = holds or sums_in_reduce_dtype(training)
     return training.reduce_dtype if holds else training.activation_dtype
@@ -220,6 +225,8 @@ def _partial_tensors(model: Model, piece: Stage) -> Iterator[tuple[ParameterTens
         for tensor in block_tensors(kind):
             if _has_partial_gradients(tensor):
                 yield tensor, blocks
+    if not trains_ends(model):
+        return
     if piece.has_head:
         yield from ((tensor, 1) for tensor in head_tensors(model) if len(tensor.shape) == 1)
     if piece.has_embedding:
@@ -228,8 +235,11 @@ def _partial_tensors(model: Model, piece: Stage) -> Iterator[tuple[ParameterTens
 
 def _has_partial_gradients(tensor: ParameterTensor) -> bool:
     """Whether tensor-parallel ranks all have the tensor, and each its tokens' or its heads' part of
-    the gradient: norms, and the narrow projections of latent attention."""
-    return tensor.split == "none" and ("norm" in tensor.name or tensor.role == "latent")
+    the gradient: norms, the narrow projections of latent attention, and of an adapter the matrix
+    that is not split."""
+    if tensor.split != "none" or not tensor.is_trained:
+        return False
+    return "norm" in tensor.name or tensor.role == "latent" or bool(tensor.adapts)
 
 
 def _loss_calls(case: Case) -> Iterator[Calls]:
@@ -309,7 +319,7 @@ def norm_calls(case: Case, stage: Stage) -> Iterator[Calls]:
     model, layout = case.model, case.layout
     root = stage_root_size(model=model, stage=stage, tp=1, shard_ranks=1)
     tensors = root.tensors + sum(
-        number * len(block_tensors(kind)) for kind, number in block_kinds(model=model, stage=stage)
+        number * trained_tensors(kind) for kind, number in block_kinds(model=model, stage=stage)
     )
     sums = ((shard_group(layout), tensors), (tp_group(layout), tensors), (pp_group(layout), 1))
     for group, numbers in sums:

@@ -28,6 +28,8 @@ from fsdpplan.cost.model.params import (
     block_tensors,
     embedding_tensors,
     head_tensors,
+    trained_tensors,
+    trains_ends,
 )
 from fsdpplan.cost.model.shards import (
     Stage,
@@ -129,7 +131,7 @@ def _backward_order(model: Model, stage: Stage) -> list[ParameterTensor]:
         reversed(block_tensors(kind)) for kind, number in kinds for _ in range(number)
     )
     embedding = reversed(embedding_tensors(model)) if stage.has_embedding else ()
-    return [*head, *blocks, *embedding]
+    return [each for each in (*head, *blocks, *embedding) if each.is_trained]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,9 +342,11 @@ def parameter_calls(case: Case, stage: Stage) -> Iterator[Calls]:
 
 @lru_cache(maxsize=1024)
 def stage_tensors(*, model: Model, stage: Stage) -> int:
-    """Parameters of a stage, counted as tensors."""
+    """Parameters of a stage that are trained, counted as tensors."""
     tensors = sum(
-        number * len(block_tensors(kind)) for kind, number in block_kinds(model=model, stage=stage)
+        number * trained_tensors(kind) for kind, number in block_kinds(model=model, stage=stage)
     )
+    if not trains_ends(model):
+        return tensors
     tensors += len(embedding_tensors(model)) if stage.has_embedding else 0
     return tensors + (len(head_tensors(model)) if stage.has_head else 0)

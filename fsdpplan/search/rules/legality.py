@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from fsdpplan.cost.model.formats import local_tokens
 from fsdpplan.cost.schedule.stages import layout_stage_blocks
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.rules.adapters import adapter_problems
+from fsdpplan.search.rules.adapters import adapter_layout_problems, adapter_question_problems
 from fsdpplan.search.rules.program import program_problems, program_question_problems
 from fsdpplan.search.rules.rule import (
     Problem,
@@ -182,6 +182,7 @@ def problems(case: Case) -> Iterator[Problem]:
         sharding_problems(case),
         _batch(layout, training),
         pieces_problems(layout=layout, training=training),
+        adapter_layout_problems(training, layout),
         _optimizer(layout, training),
         pipeline_problems(model=model, layout=layout, traits=training.traits),
         host_memory_problems(case),
@@ -215,7 +216,7 @@ def _switch(cluster: Cluster, training: Training) -> Iterator[Problem]:
 
 
 def _question(model: Model, cluster: Cluster, training: Training) -> Iterator[Problem]:
-    yield from adapter_problems(training)
+    yield from adapter_question_problems(model, training)
     device = cluster.device
     if training.precision == "fp8" and device.peak_fp8_flops_per_second is None:
         yield Problem(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import expm1, inf
 
-from ..config import ModelConfig
+from ..config import AdaptersConfig, ModelConfig
+from .adapters import target_widths
 
 
 def matmul_parameters(model: ModelConfig) -> int:
@@ -51,14 +52,21 @@ def _span_tokens(model: ModelConfig, layer: int, *, seq_len: int, document_token
 
 
 def flops_per_token(
-    model: ModelConfig, *, seq_len: int, mean_document_tokens: int | None = None
+    model: ModelConfig,
+    *,
+    seq_len: int,
+    mean_document_tokens: int | None = None,
+    adapters: AdaptersConfig | None = None,
 ) -> float:
     """FLOPs of forward and backward for one token; of packed documents whose mean length is known
     with attention inside these.
 
         6 * matmul parameters + 6 * (sum over layers of the span) * (query_dim + value_dim)
 
-    A weight takes a multiplication and an addition in forward, twice that in backward. Causal
+        with adapters: 4 * matmul parameters + 6 * those of adapters + the same of attention
+
+    A weight takes a multiplication and an addition in forward, twice that in backward, once where
+    it is frozen. Causal
     attention has two matmuls in forward (scores, as wide as queries, and values) over the keys that
     a query sees, half of the sequence without windows, and twice that in backward.
     """
@@ -68,4 +76,14 @@ def flops_per_token(
         for layer in range(model.layers)
     )
     width = model.heads * (model.head_dim + model.value_head_dim)
-    return 6 * matmul_parameters(model) + 6 * spans * width
+    of_weights = 6 * matmul_parameters(model)
+    if adapters is not None:
+        of_weights = 4 * matmul_parameters(model) + 6 * adapter_parameters(model, adapters)
+    return of_weights + 6 * spans * width
+
+
+def adapter_parameters(model: ModelConfig, adapters: AdaptersConfig) -> int:
+    """Parameters of the adapters of all blocks."""
+    widths = target_widths(model)
+    sums = sum(sum(widths[target]) for target in adapters.targets if target in widths)
+    return model.layers * adapters.rank * sums

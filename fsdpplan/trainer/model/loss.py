@@ -108,11 +108,14 @@ def chunked_loss(
         part,
         compiles=compiles,
         bias_V=None if bias_V is None else bias_V.detach(),
+        trains_weight=weight_VD.requires_grad,
+        trains_bias=bias_V is not None and bias_V.requires_grad,
     )
     of_hidden: Tensor = _Made.apply(hidden_ND, made.loss, made.hidden_gradient)  # type: ignore[no-untyped-call]
-    of_weight: Tensor = _Made.apply(weight_VD, torch.zeros_like(made.loss), made.weight_gradient)  # type: ignore[no-untyped-call]
-    total = of_hidden + of_weight
-    if bias_V is not None:
+    total = of_hidden
+    if made.weight_gradient is not None:
+        total = total + _Made.apply(weight_VD, torch.zeros_like(made.loss), made.weight_gradient)  # type: ignore[no-untyped-call]
+    if made.bias_gradient is not None:
         total = total + _Made.apply(bias_V, torch.zeros_like(made.loss), made.bias_gradient)  # type: ignore[no-untyped-call]
     return total / targets_N.numel()
 
@@ -150,7 +153,8 @@ class _LossAndGradients:
 
     loss: Tensor
     hidden_gradient: Tensor
-    weight_gradient: Tensor
+    weight_gradient: Tensor | None
+    """None of a weight that is frozen, as of a bias."""
     bias_gradient: Tensor | None = None
 
 
@@ -164,12 +168,14 @@ def _loss_and_gradients(
     *,
     compiles: bool,
     bias_V: Tensor | None = None,
+    trains_weight: bool = True,
+    trains_bias: bool = True,
 ) -> _LossAndGradients:
     computed = weight_VD.to(hidden_ND.dtype)
     piece_loss = _chosen_piece_loss(part, compiles=compiles)
     weight_gradient = _WeightGradient(weight_VD.dtype, computed.dtype)
     hidden_gradient = torch.empty_like(hidden_ND)
-    bias_gradient = None if bias_V is None else torch.zeros_like(bias_V)
+    bias_gradient = None if bias_V is None or not trains_bias else torch.zeros_like(bias_V)
     losses = []
     pieces = (tensor.tensor_split(chunks) for tensor in (hidden_ND, targets_N, hidden_gradient))
     for hidden, targets, made in zip(*pieces, strict=True):
@@ -177,7 +183,8 @@ def _loss_and_gradients(
         loss, logits_gradient = piece_loss(logits, targets, part)
         del logits
         torch.mm(logits_gradient, computed, out=made)
-        weight_gradient.add(logits_gradient, hidden)
+        if trains_weight:
+            weight_gradient.add(logits_gradient, hidden)
         if bias_gradient is not None:
             bias_gradient.add_(logits_gradient.sum(0))
         losses.append(loss)
@@ -185,7 +192,7 @@ def _loss_and_gradients(
     return _LossAndGradients(
         loss=torch.stack(losses).sum(),
         hidden_gradient=hidden_gradient,
-        weight_gradient=weight_gradient.total,
+        weight_gradient=weight_gradient.total if trains_weight else None,
         bias_gradient=bias_gradient,
     )
 

@@ -70,6 +70,10 @@ def dynamic_map() -> Tensor:
     return torch.tensor(sorted(values), dtype=torch.float32, device="cpu")
 
 
+_MAP = tuple(dynamic_map().tolist())
+"""Its values, read once: under fake tensors there are none to read."""
+
+
 def _table(name: str, device: torch.device) -> Tensor:
     # a fake tensor is its mode's alone
     make = _kept_table if ambient_fake_mode() is None else _kept_table.__wrapped__
@@ -83,9 +87,9 @@ def _kept_table(name: str, device: torch.device) -> Tensor:
         both = [levels.repeat_interleave(len(LEVELS)), levels.repeat(len(LEVELS))]
         table = torch.stack(both, 1)
     elif name == "map":
-        table = dynamic_map()
+        table = torch.tensor(_MAP, device="cpu")
     else:
-        values = levels if name == "levels between" else dynamic_map()
+        values = levels if name == "levels between" else torch.tensor(_MAP, device="cpu")
         table = (values[:-1] + values[1:]) / 2
     return table.to(device)
 

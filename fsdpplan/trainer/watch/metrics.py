@@ -128,6 +128,7 @@ def step_rates(
         plan.model,
         seq_len=training.seq_len,
         mean_document_tokens=training.mean_document_tokens,
+        adapters=training.adapters,
     )
     return {
         "step_seconds": step_seconds,

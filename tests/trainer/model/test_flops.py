@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from fsdpplan.cost.estimate import trainer_builds
 from fsdpplan.cost.model.params import matmul_parameter_count, useful_flops_per_token
 from fsdpplan.files.catalogue import load_model, model_names
+from fsdpplan.spec.adapters import Adapters, adapted
 from fsdpplan.spec.model import Model
-from fsdpplan.trainer.config import ModelConfig
+from fsdpplan.trainer.config import AdaptersConfig, ModelConfig
 from fsdpplan.trainer.model.flops import flops_per_token, matmul_parameters
 from tests.strategies import any_models, models
 from tests.trainer import plans
@@ -44,3 +45,13 @@ def test_eight_billion_parameters_at_8192_tokens() -> None:
     # 7,504,658,432 matmul parameters; attention 6 * 32 layers * 8192 * 4096
     assert matmul_parameters(config) == 7_504_658_432
     assert flops_per_token(config, seq_len=8192) == 6 * 7_504_658_432 + 6_442_450_944
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt2-large", "qwen3-8b"])
+def test_frozen_weights_count_four_and_those_of_adapters_six(name: str) -> None:
+    model, adapters = load_model(name), Adapters(rank=16, alpha=32.0)
+    config = plans.config_of_model(model)
+    expected = useful_flops_per_token(model=adapted(model, adapters, "bf16"), seq_len=2048)
+    read = AdaptersConfig(rank=16, alpha=32.0, targets=adapters.targets)
+    assert flops_per_token(config, seq_len=2048, adapters=read) == pytest.approx(expected)
+    assert expected < 0.75 * useful_flops_per_token(model=model, seq_len=2048)
