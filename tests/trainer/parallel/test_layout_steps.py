@@ -85,7 +85,8 @@ def test_the_two_kinds_of_models_differ_in_what_must_know_their_parts_only() -> 
         for field in fields(Steps)
         if getattr(REFERENCE_STEPS, field.name) is not getattr(of_users, field.name)
     }
-    assert differing == {"tensors", "experts", "sequences", "head", "sequence_end", "replicas"}
+    of_parts = {"tensors", "experts", "sequences", "head", "sequence_end", "replicas"}
+    assert differing == {*of_parts, "adapters"}
     # a user's sequences are shared before, by the whole model
     assert of_users.experts is of_users.sequences is REFERENCE_STEPS.sequence_end is skip
 
