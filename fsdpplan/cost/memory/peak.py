@@ -64,7 +64,7 @@ from fsdpplan.cost.memory.pipeline_moments import pipeline_phases
 from fsdpplan.cost.memory.rank_quantities import RankSizes
 from fsdpplan.cost.memory.replica_moments import replica_phases
 from fsdpplan.cost.memory.sizes import rank_sizes
-from fsdpplan.cost.model.formats import FP32_BYTES, formats
+from fsdpplan.cost.model.formats import FP32_BYTES, Ways, formats, memory_ways
 from fsdpplan.cost.model.shards import Stage
 from fsdpplan.cost.play.heap import Phase
 from fsdpplan.cost.schedule.stages import in_flight_blocks, pipeline_ranks
@@ -308,9 +308,15 @@ def stage_phases(case: Case, stage: Stage, *, sizes: RankSizes, state: StateByte
     ]
 
 
-@lru_cache(maxsize=4096)
 def stage_memory(case: Case, stage: Stage, *, in_flight_blocks: int) -> MemoryBreakdown:
-    """Memory of one pipeline rank at its peak; a search asks for the same rank again and again."""
+    """Memory of one pipeline rank at its peak; a search asks for the same rank again and again, and
+    searches of one question on machines of other rates do."""
+    return _stage_memory(memory_ways(case), stage, in_flight_blocks)
+
+
+@lru_cache(maxsize=16384)
+def _stage_memory(ways: Ways, stage: Stage, in_flight_blocks: int) -> MemoryBreakdown:
+    case = ways.case
     training, layout = case.training, case.layout
     require_offloadable(layout)
     sizes = rank_sizes(case, stage, in_flight_blocks=in_flight_blocks)

@@ -213,6 +213,13 @@ def shard_ways(case: Case) -> Ways:
     return Ways((*nouns, *ranks, *policies), case)
 
 
+def memory_ways(case: Case) -> Ways:
+    """What decides what a rank holds: nothing of links, rates, or how much memory there is."""
+    device = case.cluster.device
+    kind = (device.kind, device.vendor, device.compute_capability, device.fit)
+    return Ways((case.model, case.training, case.layout, *kind), case)
+
+
 LEAST_COMPRESSION = 2
 """torch's `min_compression_rate`: P and Q together are less than this part of M."""
 
