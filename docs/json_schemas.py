@@ -258,6 +258,7 @@ def output_schema() -> Schema:
     """What each command prints with `--json`, under `$defs`."""
     from docs.command_schemas import printed_schemas
     from fsdpplan.cli.views.check import DiffersJson
+    from fsdpplan.cli.views.configuration import ConfigurationJson
     from fsdpplan.cli.views.difference import ComparedJson, DifferenceJson, PricedJson
     from fsdpplan.cli.views.failures import GoodputJson
     from fsdpplan.cli.views.goal import GoalJson
@@ -280,6 +281,7 @@ def output_schema() -> Schema:
     difference = typed_shape(DifferenceJson, defs)["properties"]
     terms = rows(shape(Term, defs))
     estimate = {**defs["Estimate"]["properties"]}
+    configuration = {"configuration": shape(ConfigurationJson, defs)}
     asked = {
         "goal": shape(GoalJson, defs),
         "goodput": shape(GoodputJson, defs),
@@ -358,7 +360,7 @@ def output_schema() -> Schema:
             },
             may_lack=if_asked,
         ),
-        "estimate": table(one, may_lack=if_asked),
+        "estimate": table({**one, **configuration}, may_lack=(*if_asked, *configuration)),
         "explain": table(
             {
                 **one,

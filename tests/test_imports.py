@@ -49,15 +49,16 @@ THIRD_PARTY = {
 LAZY = {
     "node": {"torch"},
     "emit": {"yaml"},
+    "files": {"yaml"},
     "topology": {"torch"},
     "trainer": {"torchao", "jinja2"},
     "run": {"torch"},
     "validate": {"numpy", "scipy"},
 }
 """Room -> distributions that it may import inside functions only (yaml: where a manifest or such
-is asked for; numpy: where there is something to learn from; scipy: in its fitting programs, which
-need the development environment; torchao: where a plan asks for it; jinja2, which torch brings:
-where there are chats)."""
+is asked for, or a configuration is read; numpy: where there is something to learn from; scipy: in
+its fitting programs, which need the development environment; torchao: where a plan asks for it;
+jinja2, which torch brings: where there are chats)."""
 
 CLI_MAY_IMPORT = {
     "process": set(),
@@ -83,6 +84,8 @@ WAITS = {
     },
     "cli/process.py": {"emit.safe_text": "its patterns take longer than all else before signals"},
     "cli/commands/estimate.py": {
+        "cli.resolve.configuration": "where a configuration of another tool is read",
+        "cli.views.configuration": "the same",
         "cli.resolve.goal": "where time, money or energy is asked for, as what follows",
         "cli.views.goal": "the same",
         "cli.views.unfit": "a search, where the layout does not fit",

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from fsdpplan.cli.options.configuration import ConfigurationOptions
 from fsdpplan.cli.options.failures import GoodputOptions
 from fsdpplan.cli.options.files import EvidenceOptions, Json
 from fsdpplan.cli.options.goal import BillOptions
@@ -27,7 +28,7 @@ from fsdpplan.cli.resolve.inputs import (
     slower_words,
 )
 from fsdpplan.cli.resolve.training import with_data
-from fsdpplan.cli.views.answer import estimate_json, goodput_said
+from fsdpplan.cli.views.answer import Said, estimate_json, goodput_said
 from fsdpplan.cli.views.render import blocks, columns, tell
 from fsdpplan.cli.views.screen import estimate_screen
 from fsdpplan.cost.estimate import estimate as predicted
@@ -41,6 +42,7 @@ from fsdpplan.spec.plan import assumed
 
 def estimate(
     *,
+    configuration: ConfigurationOptions,
     model: ModelOptions,
     cluster: ClusterOptions,
     training: TrainingOptions,
@@ -58,21 +60,30 @@ def estimate(
     question: dict[str, Any] = {
         "model": model,
         "cluster": cluster,
-        "training": with_data(training),
+        "training": training,
         "layout": layout,
         "torch": torch,
         "evidence": evidence,
     }
+    read = Said()
+    if configuration.file is not None:
+        from fsdpplan.cli.resolve.configuration import laid_under
+        from fsdpplan.cli.views.configuration import configuration_said
+
+        under = laid_under(configuration.file, question)
+        question, read = under.question, configuration_said(under, width=columns())
+    question["training"] = with_data(question["training"])
     if bill.is_asked:
         one, shown = billed(bill, **question)
     else:
         one, shown = one_layout(resolve(**question)), {}
     said = goodput_said(one, failures, evidence, width=columns())
     if json:
-        typer.echo(estimate_json(one, more={**shown.get("document", {}), **said.document}))
+        more = {**shown.get("document", {}), **said.document, **read.document}
+        typer.echo(estimate_json(one, more=more))
     else:
         screen = estimate_screen(one, width=columns(), more=shown.get("lines", ()))
-        typer.echo(blocks(screen, said.screen))
+        typer.echo(blocks(read.screen, screen, said.screen))
     if late := shown.get("late"):
         tell(f"{late}, or another layout")
         raise typer.Exit(NoFeasibleLayout.exit_code)

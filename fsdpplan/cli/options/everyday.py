@@ -18,6 +18,7 @@ EVERYDAY = frozenset(
         "--gpus-per-node",
         "--inter-bw",
         "--min-gpus",
+        "--from",
         "--from-slurm",
         "--seq-len",
         "--global-batch",

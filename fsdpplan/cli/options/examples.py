@@ -31,6 +31,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "HSDP; what is not said is as recommend would choose it",
         ),
         ("estimate --model gpt2-xl --gpus 8 --hardware dgx-a100 --sharding ddp --json", ""),
+        (
+            "estimate --from ds_config.json --model llama-3.1-8b --gpus 8",
+            "what DeepSpeed, Accelerate or torchtitan is told",
+        ),
     ),
     "explain": (
         ("explain", "every term of fsdpplan.json with its formula"),

@@ -197,6 +197,21 @@ def _group_value(group: Any, values: dict[str, Any]) -> Any:
     return group(**{f.name: _parsed(f.name, hints[f.name], values[f.name]) for f in fields(group)})
 
 
+def with_texts(group: Any, texts: Mapping[str, str]) -> Any:
+    """A group of options where those that were not given are read from `texts` (field -> what would
+    be typed; yes or no for one without a value)."""
+    hints = get_type_hints(type(group), include_extras=True)
+    given = {f.name: getattr(group, f.name) for f in fields(group)}
+    read = {
+        name: text == "yes"
+        if _flag(name, hints[name]).parse is None
+        else _parsed(name, hints[name], text)
+        for name, text in texts.items()
+        if name in given and given[name] is None
+    }
+    return type(group)(**{**given, **read})
+
+
 def _parsed(name: str, hint: Any, value: Any) -> Any:
     flag = _flag(name, hint)
     if flag.many:
