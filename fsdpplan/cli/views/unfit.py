@@ -8,7 +8,7 @@ from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of
 from fsdpplan.cli.views.answer import chance_beyond, fits_words, rejections, too_unsure
 from fsdpplan.cost.band import peak_factor
 from fsdpplan.errors import NoFeasibleLayout
-from fsdpplan.search.advice.remedies import Asked, remedy
+from fsdpplan.search.advice.remedies import Asked, Tuned, remedy, with_adapters
 from fsdpplan.search.advice.words import describe
 from fsdpplan.search.nearest import nearest_that_fits
 from fsdpplan.search.pins import Pins
@@ -85,7 +85,19 @@ def remedy_words(inputs: Inputs, closest: Layout | None) -> str:
     # What fits does not hang on what runs say of times.
     question = replace(question_of(inputs), learner=None)
     found = remedy(Asked(question=question, larger=inputs.larger), closest)
+    tuned = [_tuned_words(each, inputs) for each in with_adapters(question)]
+    if tuned:
+        words = f"or fine-tune adapters: {', or '.join(tuned)}"
+        return f"{found}; {words}" if found else words.removeprefix("or ")
     return found or (
         "nothing that was tried fits, neither other policies, recipes and shorter sequences nor "
         "more of these GPUs: use GPUs with more memory, or a smaller --model"
     )
+
+
+def _tuned_words(tuned: Tuned, inputs: Inputs) -> str:
+    """What to type, with what it needs and takes."""
+    estimate = tuned.first.estimate
+    peak = round(peak_factor(inputs.cluster.device) * estimate.memory.peak_device_bytes)
+    step = format_seconds(estimate.step_seconds.expected)
+    return f"{tuned.words} ({format_gib(peak)}, {step} a step)"

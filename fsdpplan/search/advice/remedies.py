@@ -19,12 +19,14 @@ from fsdpplan.search.bounds.leanest import Leanest
 from fsdpplan.search.defaults import legal_global_batch
 from fsdpplan.search.pins import Pins, default_global_batch, pin_flag
 from fsdpplan.search.question import Question
+from fsdpplan.search.recommend import recommend
 from fsdpplan.search.rules.legality import legal_layout_problem, question_problem
 from fsdpplan.search.space import Space
+from fsdpplan.spec.adapters import USUAL_ALPHA, Adapters
 from fsdpplan.spec.cluster import Cluster
 from fsdpplan.spec.layout import GradientSync, Layout
 from fsdpplan.spec.model import Model
-from fsdpplan.spec.plan import Case
+from fsdpplan.spec.plan import Case, RankedLayout
 from fsdpplan.spec.training import Training
 
 LEAST_HEADROOM, LEAST_CHANCE = 0.02, 0.7
@@ -137,6 +139,8 @@ def recipes(training: Training) -> Iterator[tuple[str, Training]]:
         if training.optimizer == "adamw":
             words = "use --optimizer adamw_8bit --param-dtype bf16"
             fewer[words] = {"optimizer": "adamw_8bit", **half}
+    if training.adapters is not None and training.adapters.base == "bf16":
+        fewer["use --base nf4"] = {"adapters": replace(training.adapters, base="nf4")}
     for words, values in fewer.items():
         try:
             yield words, replace(training, **values)  # type: ignore[arg-type]
@@ -146,6 +150,9 @@ def recipes(training: Training) -> Iterator[tuple[str, Training]]:
 
 LEAST_BYTES_A_PARAMETER = 8
 """Of state on all devices together, whatever the recipe: fewer than hold that need no search."""
+
+LEAST_FROZEN_BYTES = 0.5
+"""The same of a frozen model, in 4 bits."""
 
 MOST_GPUS = 16_384
 MOST_SEARCHES = 24
@@ -204,6 +211,47 @@ def remedy(asked: Asked, closest: Layout | None) -> str | None:
         _more_gpus(asked),
     )
     return next(chain.from_iterable(found), None)
+
+
+USUAL_RANK = 16
+"""Of adapters that are offered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """Adapters in place of the whole model, with what comes of them."""
+
+    words: str
+    """What to type."""
+    first: RankedLayout
+
+
+def with_adapters(question: Question) -> Iterator[Tuned]:
+    """Adapters that fit where the whole model does not, over a base of 16 bits, then of 4; each as
+    the search finds it. None where they are asked for already, or nobody trains them."""
+    training = question.training
+    if training.adapters is not None:
+        return
+    wanted = Adapters(rank=USUAL_RANK, alpha=float(USUAL_ALPHA * USUAL_RANK))
+    for base, flag in (("bf16", ""), ("nf4", " --base nf4")):
+        try:
+            tuned = replace(
+                training,
+                adapters=replace(wanted, base=base),  # type: ignore[arg-type]
+                param_dtype="fp32",
+                optimizer="adamw_8bit" if training.optimizer == "adamw_8bit" else "adamw",
+            )
+        except SpecError:  # of another program, or format
+            return
+        found = recommend(
+            model=question.model,
+            cluster=question.cluster,
+            training=tuned,
+            pins=Pins(),
+            limit=1,
+        )
+        if found.ranked:
+            yield Tuned(words=f"--lora {wanted.rank}{flag}", first=found.ranked[0])
 
 
 def _policies_that_fit(asked: Asked, closest: Layout) -> Iterator[str]:
@@ -305,7 +353,8 @@ def _larger(asked: Asked) -> Iterator[Cluster]:
     """Larger clusters, the smallest first: those that hold the state, and so many at the most."""
     question, cluster = asked.question, asked.question.cluster
     room = available_bytes(cluster=cluster, training=question.training)
-    state = LEAST_BYTES_A_PARAMETER * parameter_count(question.model)
+    each = LEAST_BYTES_A_PARAMETER if question.training.adapters is None else LEAST_FROZEN_BYTES
+    state = round(each * parameter_count(question.model))
     least = max(cluster.gpus + 1, -(-state // max(1, room)))
     gpus, tried = cluster.gpus, 0
     while tried < MOST_SEARCHES and (gpus := _next_count(gpus, cluster)) <= MOST_GPUS:
