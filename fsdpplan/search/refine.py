@@ -23,7 +23,7 @@ from fsdpplan.search.bounds.room import MODES
 from fsdpplan.search.order import Entry, seconds
 from fsdpplan.search.rules.legality import piece_counts
 from fsdpplan.search.space import Space, entry_of
-from fsdpplan.search.variants import buckets, changed, restaged
+from fsdpplan.search.variants import alone_as_fsdp, buckets, changed, restaged
 from fsdpplan.spec.layout import ActivationCheckpointing, Layout
 from fsdpplan.spec.values import replace
 
@@ -44,6 +44,10 @@ CLIMB = 1.01
 """Times the fastest that a pipeline may take for changes of it to be tried in turn: one change of
 its stages may be needed for another to gain. A search of 405B over 16,384 GPUs finds the same with
 none of it and without a limit, which takes three times the CPU."""
+
+FEW_PASSES, CLIMB_OF_FEW = 256, 1.025
+"""The same of a pipeline that takes no more passes than that (`Refining.passes_of`): other stages
+gain more there, and a look at them costs little."""
 
 
 def family(layout: Layout) -> tuple[object, ...]:
@@ -86,9 +90,25 @@ class Refining:
 
     def from_priced(self, entries: Iterable[Entry]) -> None:
         """Begin with layouts that are priced."""
-        some = list(entries)
+        given = list(entries)
+        some = [*given, *self._alone(given)]
         self.seen |= {layout for layout, _ in some}
         self._from((seconds(entry), entry[0]) for entry in some)
+
+    def _alone(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """Pipelines of bare copies as FSDP over one rank, where that may come near the fastest; the
+        copy may be too far from it for its changes to be tried."""
+        asked, near = self.space.asked, NEAR * self.best
+        if asked.pins.sharding is not None:
+            return
+        for layout in [layout for layout, _ in entries]:
+            if layout.pp == 1 or layout.sharding != "ddp" or layout.data_parallel > 1:
+                continue
+            alone = alone_as_fsdp(layout)
+            is_asked = alone not in self.seen and asked.pins.allows(alone)
+            if is_asked and self.space.is_legal(alone) and self.space.is_better(alone, near):
+                self.found.append(entry_of(asked, alone))
+                yield self.found[-1]
 
     def from_unpriced(self, starts: Sequence[tuple[float, Layout]]) -> None:
         """Begin with layouts that are not, each with its time; of a pipeline the least of it."""
@@ -120,10 +140,16 @@ class Refining:
             if layout.pp > 1 and time > NEAR * self.best and not self._affords(layout):
                 continue
             self.begun.add(family(layout))
-            self.limit = max(self.best, min(time, CLIMB * self.best if layout.pp > 1 else 0.0))
+            self.limit = max(self.best, min(time, self._climb(layout) * self.best))
             for entry in self._faster(layout):
                 climbing.add(entry[0])
                 heappush(waiting, (seconds(entry), next(serial), entry[0]))
+
+    def _climb(self, layout: Layout) -> float:
+        """Times the fastest that changes of it may take, to be changed in turn."""
+        if layout.pp == 1:
+            return 0.0
+        return CLIMB_OF_FEW if self.passes_of(layout) <= FEW_PASSES else CLIMB
 
     def _affords(self, layout: Layout) -> bool:
         """Whether the budget admits it, which is charged."""

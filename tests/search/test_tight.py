@@ -33,7 +33,10 @@ def test_no_pin_wins(seed: int) -> None:
     assert winners(drawn, pins_of) == []
 
 
-@pytest.mark.parametrize(("at", "pin"), [(0, {"pp": 2}), (1, {"pp": 2}), (2, {"sharding": "fsdp"})])
+@pytest.mark.parametrize(
+    ("at", "pin"),
+    [(0, {"pp": 2}), (1, {"pp": 2}), (2, {"sharding": "fsdp"}), (3, {"sharding": "fsdp"})],
+)
 def test_a_pipeline_that_is_far_from_the_fastest_is_tried_with_other_stages(
     at: int, pin: dict[str, Any]
 ) -> None:

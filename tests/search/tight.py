@@ -87,8 +87,10 @@ SMALL_FIXED = [
     ("mixtral-8x7b", "dgx-1v-32g", 4, 2, 1024, 6),
     ("mixtral-8x7b", "p4d-24xlarge", 8, 2, 4096, 3),
     ("llama-3.1-8b", "gcp-a2-ultragpu-8g", 4, 1, 4096, 1),
+    ("llama-3.1-8b", "gcp-a2-ultragpu-8g", 4, 4, 2048, 1),
 ]
-"""What fits with the most stages alone, and what is far from the fastest until it has more."""
+"""What fits with the most stages alone, what is far from the fastest until it has more, and what is
+until its bare copy is FSDP over one rank."""
 
 
 def questions(number: int = NUMBER, *, seed: int = SEED) -> Iterator[Question]:
