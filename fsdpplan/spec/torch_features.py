@@ -78,6 +78,19 @@ FEATURES: tuple[TorchFeature, ...] = (
         "seen",
     ),
     TorchFeature(
+        name="FSDP of a base in 4 bits",
+        since=TorchRelease(2, 13),
+        needed=lambda case: (
+            case.layout.sharding == "fsdp"
+            and case.training.adapters is not None
+            and case.training.adapters.base == "nf4"
+        ),
+        instead="--base bf16 or --sharding ddp",
+        source='"only Tensors of floating point dtype can require gradients", raised for '
+        "parameters of bytes by torch/distributed/fsdp/_fully_shard of 2.9; seen; 2.10 to 2.12 not "
+        "tried",
+    ),
+    TorchFeature(
         name="ring attention by module",
         since=TorchRelease(2, 10),
         needed=lambda case: case.layout.cp > 1 and not case.trades_heads,

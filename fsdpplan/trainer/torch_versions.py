@@ -83,6 +83,9 @@ def lacking(plan: PlanConfig) -> Iterator[str]:
         yield _refusal(
             f"FSDP2 of experts split by ep {layout.ep} and tp {layout.tp}", "2.9", "--tp 1"
         )
+    adapters = plan.training.adapters
+    if adapters and adapters.base == "nf4" and layout.sharding == "fsdp" and RELEASE < (2, 13):
+        yield _refusal("FSDP2 of a base in nf4", "2.13", "--base bf16, or --sharding ddp")
 
 
 def _regathers(layout: LayoutConfig) -> bool:

@@ -183,7 +183,7 @@ def peft_config(beside: Beside) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None if beside.like is None else str(beside.like),
+        "base_model_name_or_path": None if beside.like is None else str(beside.like.resolve()),
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": adapters.dropout,

@@ -61,7 +61,7 @@ def _problems(plan: PlanConfig) -> Iterator[str]:
     if plan.training.precision_switch != "none":
         yield f"precision_switch {plan.training.precision_switch} (one precision works)"
     if plan.training.adapters is not None:
-        yield "adapters (PEFT puts its own beside a model; without --lora all is trained)"
+        yield "adapters (they go beside layers of the reference decoder; no --lora works)"
     if layout.ep > 1:
         yield f"ep {layout.ep} (it needs to know how tokens reach experts; --ep 1 works)"
     if layout.tp > 1 and plan.model.experts is not None:

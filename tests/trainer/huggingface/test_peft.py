@@ -219,7 +219,7 @@ def test_a_run_on_chats_is_resumed_elsewhere_and_goes_out(base: str, tmp_path: P
     assert jobs.losses(parts) == pytest.approx(jobs.losses(whole), abs=1e-5)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 8, "LORA")
-    assert config["base_model_name_or_path"] == str(source)
+    assert config["base_model_name_or_path"] == str(source.resolve())
     # of the checkpoint the same
     wanted = Wanted(
         out=tmp_path / "merged", like=source, peft=tmp_path / "again", merges=True, as_trained=True
