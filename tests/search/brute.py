@@ -17,6 +17,7 @@ from fsdpplan.errors import SpecError
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.pins import program_defaults
 from fsdpplan.search.rules.legality import first_problem
+from fsdpplan.spec.adapters import Adapters, BaseFormat
 from fsdpplan.spec.layout import DDP_BUCKET_BYTES, SPLIT_BACKWARD_SCHEDULES, Layout, Schedule
 from fsdpplan.spec.model import Experts
 from fsdpplan.spec.training import ProgramName
@@ -210,6 +211,12 @@ def by_program(asked: Question, name: ProgramName) -> Question:
     return replace(asked, training=training)
 
 
+def with_adapters(asked: Question, *, base: BaseFormat) -> Question:
+    """The same with adapters over a frozen base."""
+    adapters = Adapters(rank=16, alpha=32.0, base=base)
+    return replace(asked, training=replace(asked.training, adapters=adapters))
+
+
 def changing(asked: Question, switch: str) -> Question:
     """The same with a change of precision in mid-run."""
     return replace(asked, training=replace(asked.training, precision_switch=switch))
@@ -253,6 +260,12 @@ MORE = {
     "few sequences on 8": tight(question(SMALL, 8, seq_len=4096, global_batch=2), 4.0),
     "Megatron-LM and experts on 4": by_program(
         question(MIXTURE, 4, seq_len=1024, global_batch=4), "megatron"
+    ),
+    "adapters on 2": with_adapters(
+        tight(question(FOUR, 2, seq_len=1024, global_batch=4), 2.0), base="bf16"
+    ),
+    "adapters over 4 bits on 2 cards": with_adapters(
+        tight(question(FOUR, 2, "pcie-8xrtx4090", seq_len=2048, global_batch=4), 2.0), base="nf4"
     ),
     "ZeRO on 4": by_megatron(question(FOUR, 4, seq_len=1024, global_batch=8)),
 }

@@ -1,0 +1,66 @@
+"""Adapters on the command line: what a card is told, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fsdpplan.cli.app import exit_code_of
+from fsdpplan.files.plans import read_plan
+from fsdpplan.spec.adapters import Adapters
+from fsdpplan.spec.model import Model
+from tests.cli.small import on_a_machine_without_gpus, words
+
+ON_A_CARD = words("recommend --model qwen3-8b --gpus 1 --hardware rtx-4090")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_machine_without_gpus(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_plan_says_its_adapters_and_is_asked_again_with_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code_of((*ON_A_CARD, *words("--lora 16 --base nf4 --lora-targets q,v"))) == 0
+    assert "LoRA rank 16 over a 4-bit base" in " ".join(capsys.readouterr().out.split())
+    plan = read_plan("fsdpplan.json")
+    wanted = Adapters(rank=16, alpha=32.0, targets=("q", "v"), base="nf4")
+    assert plan.training.adapters == wanted
+    assert plan.training.global_batch == 64
+    assert type(plan.model) is Model
+    assert exit_code_of(words("what-if fsdpplan.json --no-ledger --lora-rs --json")) == 0
+    asked = json.loads(capsys.readouterr().out)
+    assert '"rslora": true' in json.dumps(asked)
+    assert '"targets": ["q", "v"]' in json.dumps(asked)
+
+
+def test_what_does_not_fit_is_told_the_adapters_that_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code_of((*ON_A_CARD, *words("--offload none --global-batch 16"))) == 3
+    said = capsys.readouterr().err
+    assert "--lora 16 (" in said
+    assert "--lora 16 --base nf4 (" in said
+    typed = (*ON_A_CARD, *words("--offload none --global-batch 16 --lora 16"))
+    assert exit_code_of(typed) == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--base nf4", "add --lora 16"),
+        ("--lora-alpha 4", "add --lora 16"),
+        ("--lora 16 --program megatron", "leave --lora out"),
+        ("--lora 16 --param-dtype bf16", "--lora-dtype bf16"),
+        ("--lora 8192", "--lora 1024 or less"),
+    ],
+)
+def test_what_adapters_do_not_go_with_is_said(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of((*ON_A_CARD, *words(typed))) != 0
+    assert said in " ".join(capsys.readouterr().err.split())
