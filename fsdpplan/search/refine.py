@@ -45,7 +45,7 @@ CLIMB = 1.01
 its stages may be needed for another to gain. A search of 405B over 16,384 GPUs finds the same with
 none of it and without a limit, which takes three times the CPU."""
 
-FEW_PASSES, CLIMB_OF_FEW = 256, 1.025
+FEW_PASSES, CLIMB_OF_FEW = 64, 1.025
 """The same of a pipeline that takes no more passes than that (`Refining.passes_of`): other stages
 gain more there, and a look at them costs little."""
 
