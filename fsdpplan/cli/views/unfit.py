@@ -87,8 +87,8 @@ def remedy_words(inputs: Inputs, closest: Layout | None) -> str:
     found = remedy(Asked(question=question, larger=inputs.larger), closest)
     tuned = [_tuned_words(each, inputs) for each in with_adapters(question)]
     if tuned:
-        words = f"or fine-tune adapters: {', or '.join(tuned)}"
-        return f"{found}; {words}" if found else words.removeprefix("or ")
+        words = f"adapters fit: {', or '.join(tuned)}"
+        return f"{words}; {found}" if found else words
     return found or (
         "nothing that was tried fits, neither other policies, recipes and shorter sequences nor "
         "more of these GPUs: use GPUs with more memory, or a smaller --model"

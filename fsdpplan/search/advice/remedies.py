@@ -228,7 +228,8 @@ class Tuned:
 
 def with_adapters(question: Question) -> Iterator[Tuned]:
     """Adapters that fit where the whole model does not, over a base of 16 bits, then of 4; each as
-    the search finds it. None where they are asked for already, or nobody trains them."""
+    the search finds it under the same pins. None where they are asked for already, or nobody trains
+    them."""
     training = question.training
     if training.adapters is not None:
         return
@@ -247,7 +248,7 @@ def with_adapters(question: Question) -> Iterator[Tuned]:
             model=question.model,
             cluster=question.cluster,
             training=tuned,
-            pins=Pins(),
+            pins=question.pins,
             limit=1,
         )
         if found.ranked:
