@@ -126,8 +126,8 @@ def test_what_older_trainers_kept_of_a_mixture_besides_is_left_where_it_is(
     """The shares of the step before, by which they pressed routers in pipelines."""
     experts = {"experts": {"experts": 4, "active": 2, "hidden": 16}}
 
-    def older(model: nn.Module, *given: Any) -> Any:
-        return named_tensors(model, *given) + [
+    def older(model: nn.Module, *given: Any, **named: Any) -> Any:
+        return named_tensors(model, *given, **named) + [
             (("model", f"{name}.expert_shares"), torch.full((4,), 0.5))
             for name, module in model.named_modules()
             if isinstance(module, MixtureOfExperts)
