@@ -26,7 +26,7 @@ from fsdpplan.cost.kernels.optimizer import layout_optimizer_seconds, optimizer_
 from fsdpplan.cost.kernels.rates import in_family, memory_bytes_per_second
 from fsdpplan.cost.model.attention_kernel import AttentionKernel
 from fsdpplan.cost.model.formats import formats, local_tokens
-from fsdpplan.cost.model.params import attention_forward_flops_per_token
+from fsdpplan.cost.model.params import attention_forward_flops_per_token, trains_ends
 from fsdpplan.cost.model.shards import Stage, block_cases
 from fsdpplan.cost.network.collectives import wire_bytes
 from fsdpplan.cost.read.exposed import slowdown_seconds
@@ -190,11 +190,10 @@ class _Kind:
     again: float
     """Share of forward that backward makes again."""
 
-    @property
-    def passes(self) -> float:
-        """Forwards' worth of matmuls of the passes that the device decides: 1 and 2, and what is
-        made again."""
-        return self.forward + self.backward * (2 + self.again)
+    def passes(self, gradients: float = 2.0) -> float:
+        """Forwards' worth of work of the passes that the device decides: 1, backward's `gradients`,
+        and what is made again."""
+        return self.forward + self.backward * (gradients + self.again)
 
 
 def _kinds(case: Case, stage: Stage) -> Iterator[_Kind]:
@@ -248,11 +247,13 @@ def _blocks(kind: _Kind) -> Input:
     return number("b", kind.blocks, "such blocks on this rank")
 
 
-def _passes_words(kind: _Kind) -> str:
-    parts = (["1 forward"] if kind.forward else []) + (["2 backward"] if kind.backward else [])
+def _passes(kind: _Kind, gradients: float = 2.0) -> Input:
+    parts = ["1 forward"] if kind.forward else []
+    if kind.backward:
+        parts.append(f"{gradients:.3g} backward")
     if kind.backward and kind.again:
         parts.append(f"{kind.again:.3g} made again")
-    return f"passes: {', '.join(parts)}"
+    return number("d", kind.passes(gradients), f"passes: {', '.join(parts)}")
 
 
 def _matmuls(case: Case, kind: _Kind) -> Explained:
@@ -262,13 +263,16 @@ def _matmuls(case: Case, kind: _Kind) -> Explained:
     each = kind.forward * forward.matmuls
     each += kind.backward * (kind.again * forward.matmuls + backward.matmuls)
     value = slow.value * micro.value * kind.blocks * each
-    flops = sum(each.product.flops for each in block_operators(work) if each.product)
+    products = [each.product for each in block_operators(work) if each.product]
+    flops = sum(product.flops for product in products)
     weights = flops / 2 / work.tokens
+    # by the input, and by the weight of what is trained
+    gradients = 1 + sum(product.flops for product in products if product.is_trained) / flops
     peak = device.peak_flops_per_second(work.precision)
     reached = device.fit.matmul_fraction
     reached *= device.fit.fp8_fraction if work.precision == "fp8" else 1.0
     sustained = device.fit.sustained(work.family)
-    full = kind.passes * 2 * work.tokens * weights / (peak * reached * sustained)
+    full = kind.passes(gradients) * 2 * work.tokens * weights / (peak * reached * sustained)
     return Explained(
         name=f"matmuls{kind.name}",
         value=value,
@@ -278,7 +282,7 @@ def _matmuls(case: Case, kind: _Kind) -> Explained:
             slow,
             micro,
             _blocks(kind),
-            number("d", kind.passes, _passes_words(kind)),
+            _passes(kind, gradients),
             number("t", work.tokens, "tokens of a micro-batch on this rank"),
             number("W", weights, "weights of a block that a token meets here"),
             Input(symbol="P", value=peak, unit="FLOP/s", words=f"{work.precision} peak (profile)"),
@@ -312,7 +316,7 @@ def _attention(case: Case, kind: _Kind) -> Explained:
     peak = device.peak_flops_per_second(work.activation_dtype)
     kernel = work.attention_kernel
     reached = kernel_fraction(kernel, "forward", device)
-    full = kind.passes * work.tokens * flops / (peak * reached)
+    full = kind.passes() * work.tokens * flops / (peak * reached)
     query, values = head_channels(kind.case.model)
     return Explained(
         name=f"attention{kind.name}",
@@ -323,7 +327,7 @@ def _attention(case: Case, kind: _Kind) -> Explained:
             slow,
             micro,
             _blocks(kind),
-            number("d", kind.passes, _passes_words(kind)),
+            _passes(kind),
             number("t", work.tokens, "tokens of a micro-batch on this rank"),
             Input(
                 symbol="A",
@@ -424,15 +428,18 @@ def _ends(case: Case, stage: Stage) -> Explained:
     dtype = training.activation_dtype
     sustained = in_family(device, training.family).fit.sustained_fraction
     peak = device.peak_flops_per_second(dtype)
-    full = 6 * tokens * case.model.hidden * vocab / (peak * device.fit.matmul_fraction * sustained)
+    passes = 3 if trains_ends(case.model) else 2  # by the input alone
+    weights = case.model.hidden * vocab
+    full = passes * 2 * tokens * weights / (peak * device.fit.matmul_fraction * sustained)
     return Explained(
         name="head, loss and embedding",
         value=value,
         unit="s",
-        formula="s * m * 6 * t * h * v / (P * c * u * q)",
+        formula="s * m * d * 2 * t * h * v / (P * c * u * q)",
         inputs=(
             slow,
             micro,
+            number("d", passes, f"passes: 1 forward, {passes - 1} backward"),
             number("t", tokens, "tokens of a micro-batch on this rank"),
             number("h", case.model.hidden, "width of the model"),
             number("v", vocab, "rows of the vocabulary on this rank"),

@@ -15,6 +15,7 @@ from fsdpplan.cost.explained_memory import explained_memory
 from fsdpplan.files.catalogue import load_model
 from fsdpplan.files.clusters import load_cluster
 from fsdpplan.search.rules.legality import legal_layout_problem
+from fsdpplan.spec.adapters import Adapters, BaseFormat
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.plan import Case
 from fsdpplan.spec.training import Training
@@ -224,3 +225,23 @@ def test_inputs_are_those_of_the_case() -> None:
     cluster = replace(one.cluster, device=replace(one.cluster.device, fit=fewer))
     outside = {t.name: t for t in explained_memory(replace(one, cluster=cluster))}
     assert outside["driver and libraries"].value == fewer.context_bytes
+
+
+@pytest.mark.parametrize("base", ["bf16", "nf4"])
+def test_a_frozen_base_has_one_product_in_backward_and_its_adapters_two(base: BaseFormat) -> None:
+    adapters = Adapters(rank=16, alpha=32.0, base=base)
+    case = Made(
+        model="llama-3.1-8b",
+        hardware="dgx-h100",
+        gpus=1,
+        layout=Layout(sharding="ddp", micro_batch=2),
+        seq_len=4096,
+        training={"adapters": adapters},
+    ).case()
+    passes = {
+        term.name: {one.symbol: one.value for one in term.inputs}["d"]
+        for term in explained_step(case)
+        if term.name in ("matmuls", "head, loss and embedding")
+    }
+    assert passes["head, loss and embedding"] == 2
+    assert 2 < passes["matmuls"] < 2.05
