@@ -40,8 +40,8 @@ from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of, resolve
 from fsdpplan.cli.resolve.training import with_data
 from fsdpplan.cli.views.answer import goodput_said, recommend_json
 from fsdpplan.cli.views.first_screen import recommend_screen
-from fsdpplan.cli.views.render import blocks, columns, note
-from fsdpplan.cli.views.unfit import nothing_fits
+from fsdpplan.cli.views.render import blocks, columns, note, wrapped
+from fsdpplan.cli.views.unfit import adapters_beside, nothing_fits
 from fsdpplan.cost.estimate import unbuilt_words
 from fsdpplan.cost.memory.peak import available_bytes
 from fsdpplan.errors import SpecError
@@ -127,8 +127,13 @@ def recommend(
         )
     else:
         lines, others = shown.get("lines", ()), shown.get("others", "")
+        tuned = adapters_beside(inputs, found.result.ranked[0].layout)
         screen = recommend_screen(
-            inputs, found.result, width=columns(), near=near, more=lines, others=others
+            *(inputs, found.result),
+            width=columns(),
+            near=near,
+            more=lines,
+            others=blocks(others, wrapped(tuned, width=columns())),
         )
         typer.echo(blocks(screen, outlook.screen))
     note(said)

@@ -12,7 +12,7 @@ from fsdpplan.search.advice.remedies import Asked, Tuned, remedy, with_adapters
 from fsdpplan.search.advice.words import describe
 from fsdpplan.search.nearest import nearest_that_fits
 from fsdpplan.search.pins import Pins
-from fsdpplan.search.question import NearestMiss, SearchResult
+from fsdpplan.search.question import NearestMiss, Question, SearchResult
 from fsdpplan.spec.layout import Layout
 from fsdpplan.units import format_gib, format_seconds
 
@@ -85,14 +85,28 @@ def remedy_words(inputs: Inputs, closest: Layout | None) -> str:
     # What fits does not hang on what runs say of times.
     question = replace(question_of(inputs), learner=None)
     found = remedy(Asked(question=question, larger=inputs.larger), closest)
-    tuned = [_tuned_words(each, inputs) for each in with_adapters(question)]
+    tuned = _adapters(inputs, question)
     if tuned:
-        words = f"adapters fit: {', or '.join(tuned)}"
+        words = f"adapters fit: {tuned}"
         return f"{words}; {found}" if found else words
     return found or (
         "nothing that was tried fits, neither other policies, recipes and shorter sequences nor "
         "more of these GPUs: use GPUs with more memory, or a smaller --model"
     )
+
+
+def adapters_beside(inputs: Inputs, chosen: Layout) -> str:
+    """Adapters that fit on the GPUs alone, where what is planned has its state on the host; else
+    nothing."""
+    if chosen.offload == "none":
+        return ""
+    tuned = _adapters(inputs, replace(question_of(inputs), learner=None))
+    return tuned and f"Adapters in the place of all weights need no host memory: {tuned}."
+
+
+def _adapters(inputs: Inputs, question: Question) -> str:
+    """What to type for adapters that fit, each with what it needs and takes."""
+    return ", or ".join(_tuned_words(each, inputs) for each in with_adapters(question))
 
 
 def _tuned_words(tuned: Tuned, inputs: Inputs) -> str:

@@ -282,3 +282,15 @@ def test_what_fits_on_the_host_alone_is_planned_there_as_far_as_that_holds_it(
     assert "what is offloaded does not fit in host memory" in capsys.readouterr().err
     assert exit_code_of([*given, "--offload", "none"]) == 3
     assert "leave out --offload" in capsys.readouterr().err
+
+
+def test_where_state_lies_on_the_host_adapters_that_need_none_are_beside_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = "recommend --model llama-3.2-3b --gpus 1 --hardware rtx-4090 --seq-len 1024 --no-save"
+    assert exit_code_of(words(f"{asked} --offload cpu")) == 0
+    # what is pinned stays: adapters with state on the host are refused
+    assert "Adapters" not in capsys.readouterr().out
+    assert exit_code_of(words(asked)) == 0
+    screen = " ".join(capsys.readouterr().out.split())
+    assert ("on the host" in screen) == ("--lora 16 (" in screen)
