@@ -314,7 +314,7 @@ def fastest_seconds(asked: Question) -> float:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", FASTER)
 @settings(
-    max_examples=6,
+    max_examples=3,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
