@@ -290,7 +290,7 @@ def listed(order: Ordered[One], *, limit: int) -> list[One]:
         firsts.setdefault(spread(entry[0]), entry)
     ways = list(firsts.values())
     firsts_of_kinds = (
-        next((entry for entry in ways if is_of_kind(entry[0])), order.fastest)
+        next((entry for entry in order.entries if is_of_kind(entry[0])), order.fastest)
         for is_of_kind in COMPARED.values()
     )
     shown = {id(entry) for entry in (*ways[:limit], order.fastest, *firsts_of_kinds)}

@@ -16,7 +16,6 @@ from fsdpplan.files.catalogue import load_model
 from fsdpplan.spec.layout import Layout
 from fsdpplan.spec.model import Model
 from fsdpplan.spec.training import Training
-from fsdpplan.trainer.private_torch import fake_tensors
 from fsdpplan.trainer.rehearse.rank import CPU, DecoderProgram, Stage, fake_cluster, on_cpu
 from fsdpplan.trainer.step import forward_backward
 from fsdpplan.trainer.text.data import micro_batches, open_sequences
@@ -62,8 +61,8 @@ def counted(model: Model) -> Counter[str]:
             open_sequences(plan, None, seed=0), plan, first=0, rank=0, device=CPU
         )
         program = DecoderProgram(plan, batches, RECIPE, Stage(), on_spike="none")
-        with fake_tensors() as mode:
-            program.begin(mode)
+        with program.mode:
+            program.begin()
             with OperatorCounter() as counter:
                 forward_backward(program.assembled, program.batches, plan)
     return counter.counts
