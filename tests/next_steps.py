@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _VERBS = """
-add allow ask begin build call change check choose copy correct download drop emit end exchange
-export follow free give go install keep leave look lower make measure mount move name pad pass
+add allow ask begin build call change check choose copy correct download drop dump emit end exchange
+export follow free give go install keep leave look lower make measure mount move name pad pass paste
 pin plan print put quote read record rehearse remove rename report resume return run save say
 see send set shorten split start submit switch take tokenize train try type unset update use
 wait wrap write

@@ -75,13 +75,13 @@ def _export_adapters(path: Path, progress: Progress, wanted: Wanted) -> str:
     """Those of a checkpoint, alone or in their base."""
     if wanted.peft is None and not wanted.merges:
         raise TrainerError(
-            f"{path} holds adapters alone: --peft DIR writes them, and --merged --out DIR "
-            "--init-from BASE the base with them in it"
+            f"{path} holds adapters alone: give --peft DIR for them, or --merged --out DIR "
+            "--init-from BASE for the base with them in it"
         )
     if wanted.merges and wanted.like is None:
         raise TrainerError(
-            "--merged needs --init-from, the folder of the base that the run began with: a "
-            "checkpoint of adapters does not hold it"
+            "--merged needs the base that the run began with, which a checkpoint of adapters does "
+            "not hold: add --init-from BASE"
         )
     model, adapters = parse_model(progress.model), parse_adapters(progress.adapters)
     what = exported(model, progress.precision, wanted.like, seq_len=progress.seq_len)

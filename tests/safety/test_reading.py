@@ -31,6 +31,8 @@ EXCEPTIONS = {
         "own, whatever the file names"
     ),
     ("trainer/watch/watch.py", "dist.all_gather_object"): AMONG_RANKS,
+    ("trainer/checkpoint/base.py", "dist.all_gather_object"): AMONG_RANKS,
+    ("trainer/huggingface/peft.py", "dist.all_gather_object"): AMONG_RANKS,
     ("trainer/checkpoint/runs.py", "dist.all_gather_object"): AMONG_RANKS,
     ("trainer/checkpoint/runs.py", "dist.broadcast_object_list"): AMONG_RANKS,
 }

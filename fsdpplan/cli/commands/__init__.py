@@ -33,7 +33,7 @@ SUMMARIES = {
     "logs": "Print what a run has printed, on all nodes.",
     "cancel": "End a run of this folder.",
     "verify": "Compare a finished run with its plan; gates.",
-    "export": "Write a checkpoint as transformers loads it.",
+    "export": "Write a checkpoint for transformers, or adapters for PEFT.",
     "learn": "Take measured runs into the ledger, for plans to learn from.",
     "ledger": "Show finished runs and how far their plans were off.",
     "detect": "What this machine and its network are, and their profile.",

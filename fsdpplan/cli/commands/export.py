@@ -57,7 +57,7 @@ class ExportOptions:
 
 
 def export(*, options: ExportOptions, json: Json = False) -> None:
-    """Write a checkpoint as transformers loads it, or adapters as PEFT does.
+    """Write a checkpoint for transformers, or adapters for PEFT.
 
     The newest whole checkpoint, whatever layout wrote it. It needs torch, no GPU, and room for one
     tensor at a time.

@@ -85,7 +85,10 @@ def _global_batch(groups: Mapping[str, Any], accumulation: int | None, where: st
     split = (layout.tp or 1) * (layout.cp or 1) * (layout.pp or 1)
     ranks, rest = divmod(gpus, split)
     if rest or not ranks:
-        raise SpecError(f"{where}: tp x cp x pp of {split} does not divide {gpus} GPUs (--gpus)")
+        raise SpecError(
+            f"{where}: tp x cp x pp of {split} does not divide {gpus} GPUs: give --gpus that it "
+            "divides, or correct the file"
+        )
     batch: int = layout.micro_batch * accumulation * ranks
     if said is not None and said != batch:
         raise SpecError(

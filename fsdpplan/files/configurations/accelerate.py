@@ -118,7 +118,8 @@ def accelerate_configuration(fields: Mapping[str, Any], *, where: str) -> Config
     if is_count(processes) and is_count(machines):
         if processes % machines:
             raise SpecError(
-                f"{where}: num_processes {processes} does not fill num_machines {machines} alike"
+                f"{where}: num_processes {processes} does not fill num_machines {machines} "
+                "alike: correct one of them"
             )
         options["gpus_per_node"] = str(processes // machines)
     if kind in ("FSDP", "MULTI_GPU", "NO", "False"):
@@ -134,8 +135,8 @@ def accelerate_configuration(fields: Mapping[str, Any], *, where: str) -> Config
         notes = as_priced(options)
     else:
         raise SpecError(
-            f"{where}: distributed_type {shown(kind)} is not read: FSDP, MULTI_GPU, DEEPSPEED and "
-            "NO are"
+            f"{where}: distributed_type {shown(kind)} is not read, but FSDP, MULTI_GPU, "
+            "DEEPSPEED and NO are: change it, or type its values as options"
         )
     steps = fields.get(f"{_ZERO}gradient_accumulation_steps")
     return sorting.finished(

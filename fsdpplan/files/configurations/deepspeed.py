@@ -89,7 +89,9 @@ def deepspeed_configuration(fields: Mapping[str, Any], *, where: str) -> Configu
     if fields.get("fp16.enabled") is True and (
         fields.get("bf16.enabled") is True or fields.get("bfloat16.enabled") is True
     ):
-        raise SpecError(f"{where}: fp16 and bf16 are both enabled, which DeepSpeed refuses")
+        raise SpecError(
+            f"{where}: fp16 and bf16 are both enabled, which DeepSpeed refuses: keep one of them"
+        )
     options.setdefault("precision", "fp32")
     options.setdefault("sharding", "ddp")
     steps = fields.get("gradient_accumulation_steps")

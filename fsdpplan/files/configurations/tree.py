@@ -19,6 +19,7 @@ from fsdpplan.files.table import UNREADABLE, parse_json_object, path_text, read_
 LIMIT_BYTES = 256 * 2**10
 MOST_DEPTH = 24
 MOST_FIELDS = 5000
+SHORTER = "keep those of one run"
 PYTHON = (
     "it is a Python program, which is not run: export what it sets, such as a DeepSpeed JSON, the "
     "YAML of accelerate config, or a TOML, or type its values as options"
@@ -42,7 +43,7 @@ def configuration_fields(path: Path) -> dict[str, Any]:
         return dict(_flat(tree, where))
     except RecursionError as error:
         raise SpecError(
-            f"{where}: brackets in brackets without end, which is no setting"
+            f"{where}: brackets in brackets without end, which is no setting: correct it there"
         ) from error
 
 
@@ -53,12 +54,15 @@ def _tree(text: str, where: str, *, suffix: str) -> Mapping[str, Any]:
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise SpecError(f"{where} is not TOML: {error}") from error
+            raise SpecError(f"{where} is not TOML: {error}; correct it there") from error
         except ValueError as error:
-            raise SpecError(f"{where} cannot be read: {UNREADABLE}") from error
+            raise SpecError(f"{where} cannot be read: {UNREADABLE}; correct it there") from error
     if suffix in (".yaml", ".yml") or re.search(r"^[\w.-]+:(\s|$)", text, re.MULTILINE):
         return _yaml(text, where)
-    raise SpecError(f"{where}: {seems(text)}, which is no configuration in JSON, YAML or TOML")
+    raise SpecError(
+        f"{where}: {seems(text)}, which is no configuration in JSON, YAML or TOML: give one, or "
+        "type its values as options"
+    )
 
 
 def _flat(tree: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
@@ -69,7 +73,8 @@ def _flat(tree: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
         above, depth, table = waiting.pop(0)
         if depth > MOST_DEPTH:
             raise SpecError(
-                f"{where} nests more than {MOST_DEPTH} tables, as no configuration does"
+                f"{where} nests more than {MOST_DEPTH} tables, as no configuration does: give what "
+                "a program reads"
             )
         for name, value in table.items():
             dotted = f"{above}{name}"
@@ -78,7 +83,7 @@ def _flat(tree: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
             else:
                 found.append((dotted, value))
             if len(found) + len(waiting) > MOST_FIELDS:
-                raise SpecError(f"{where} has more than {MOST_FIELDS} fields")
+                raise SpecError(f"{where} has more than {MOST_FIELDS} fields: {SHORTER}")
     return found
 
 
@@ -110,12 +115,16 @@ def _yaml(text: str, where: str) -> Mapping[str, Any]:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             line, count = event.start_mark.line + 1, count + 1
             if count > 4 * MOST_FIELDS:
-                raise SpecError(f"{where} has more than {MOST_FIELDS} fields")
+                raise SpecError(f"{where} has more than {MOST_FIELDS} fields: {SHORTER}")
             if getattr(event, "anchor", None) is not None:
-                raise SpecError(f"{where}: line {line}: anchors and aliases of YAML are not read")
+                raise SpecError(
+                    f"{where}: line {line}: anchors and aliases of YAML are not read: write out "
+                    "what they stand for"
+                )
             if getattr(event, "tag", None) is not None:
                 raise SpecError(
-                    f"{where}: line {line}: the tag {str(event.tag)[:60]!r} of YAML is not read"
+                    f"{where}: line {line}: the tag {str(event.tag)[:60]!r} of YAML is not read: "
+                    "write the value plainly"
                 )
             match event:
                 case yaml.ScalarEvent():
@@ -126,7 +135,7 @@ def _yaml(text: str, where: str) -> Mapping[str, Any]:
                     if len(stack) >= MOST_DEPTH:
                         raise SpecError(
                             f"{where}: line {line}: nests more than {MOST_DEPTH} deep, as no "
-                            "configuration does"
+                            "configuration does: give what a program reads"
                         )
                     inner: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
                     put(inner, line)
@@ -139,9 +148,11 @@ def _yaml(text: str, where: str) -> Mapping[str, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f": line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "broken"
-        raise SpecError(f"{where}{place}: it is not YAML ({problem})") from error
+        raise SpecError(f"{where}{place}: it is not YAML ({problem}); correct it there") from error
     if len(roots) != 1 or not isinstance(roots[0], dict):
-        raise SpecError(f"{where}: a configuration in YAML is one document of named fields")
+        raise SpecError(
+            f"{where}: a configuration in YAML is one document of named fields: keep one"
+        )
     return roots[0]
 
 

@@ -190,8 +190,8 @@ def _parsed(text: str, path: Path, wanted: Sequence[str]) -> list[_Row]:
     missing = [name for name in wanted if name not in header]
     if len(missing) == len(wanted):
         raise SpecError(
-            f"{where}: {seems(text)}; a table of kernels has the columns {', '.join(wanted)} "
-            "(docs/reference/kernel-tables.md), or is what nccl-tests printed"
+            f"{where}: {seems(text)}; give a table with the columns {', '.join(wanted)} "
+            "(docs/reference/kernel-tables.md), or what nccl-tests printed"
         )
     if missing:
         raise SpecError(

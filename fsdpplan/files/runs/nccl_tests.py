@@ -158,7 +158,9 @@ def _drafts(text: str, where: str) -> Iterator[_Draft]:
             draft.library = f"{code // 10000}.{code // 100 % 100}.{code % 100}"
         elif _ROW.match(line):
             if len(draft.rows) > MOST_ROWS:
-                raise SpecError(f"{where}: line {number}: more than {MOST_ROWS} rows in a table")
+                raise SpecError(
+                    f"{where}: line {number}: more than {MOST_ROWS} rows in a table: split the file"
+                )
             cut = number == len(lines) and not text.endswith("\n")
             draft.rows += _rows(line, number, where, may_be_cut=cut)
     yield draft
@@ -187,7 +189,7 @@ def _rows(
             return []
         raise SpecError(
             f"{where}: line {number}: a row of nccl-tests ends with time, algbw, busbw and errors, "
-            "once or twice; this one is cut or has another table beside it"
+            "once or twice; this one is cut or has another table beside it: paste it again"
         )
     found = []
     for in_place, (micros, algorithm, bus, wrong) in zip((False, True), halves, strict=False):
@@ -220,11 +222,12 @@ def _finished(draft: _Draft, where: str) -> NcclTest:
     if len(set(numbers)) < len(numbers):
         raise SpecError(
             f"{place}: the lines above name Rank {numbers[0]} more than once: each process ran by "
-            "itself, as nccl-tests does when built without MPI=1"
+            "itself, as nccl-tests does when built without MPI=1: build it with that"
         )
     if len({one.group for one in draft.rank_lines}) > 1:
         raise SpecError(
-            f"{place}: several groups ran at once (NCCL_TESTS_SPLIT), which is not read"
+            f"{place}: several groups ran at once (NCCL_TESTS_SPLIT), which is not read: run it "
+            "without"
         )
     if numbers and sorted(numbers) != list(range(len(numbers))):
         raise SpecError(f"{place}: some of the Rank lines above are missing: paste all of them")

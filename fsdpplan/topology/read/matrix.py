@@ -190,11 +190,15 @@ def _names(tokens: Sequence[_Token]) -> tuple[tuple[str, ...], int]:
             break
         if not _DEVICE.fullmatch(token.text) or token.text in names or _is_way(token.text):
             raise _wrong(
-                token, f"the heading of nvidia-smi topo -m names devices, not {token.text[:40]!r}"
+                token,
+                f"the heading of nvidia-smi topo -m names devices, not {token.text[:40]!r}: paste "
+                "it again",
             )
         names.append(token.text)
         if len(names) > MOST_DEVICES:
-            raise _wrong(token, f"the heading names more than {MOST_DEVICES} devices")
+            raise _wrong(
+                token, f"the heading names more than {MOST_DEVICES} devices: paste one host's"
+            )
         place += 1
     return tuple(names), place
 

@@ -54,7 +54,7 @@ def topology_recording(text: str, names: Mapping[int, str]) -> Recording | None:
     if forbidden is not None:
         raise SpecError(
             f"line {text.count(chr(10), 0, forbidden.start()) + 1}: XML with <!{forbidden[1]}, "
-            "which NCCL never writes, is not read"
+            "which NCCL never writes, is not read: give the file that it dumped"
         )
     above = text.count("\n", 0, begins.start())
     ends = text.find(_ENDS, begins.start())
@@ -91,7 +91,7 @@ class _Target:
         if len(self.open) >= MOST_DEPTH or self.elements > MOST_ELEMENTS:
             raise SpecError(
                 f"NCCL's topology nests at most {MOST_DEPTH} elements and has at most "
-                f"{MOST_ELEMENTS}; this is another file"
+                f"{MOST_ELEMENTS}; give the file that NCCL dumped"
             )
         self.open.append((tag, attributes))
         match tag:

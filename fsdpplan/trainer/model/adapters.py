@@ -140,7 +140,10 @@ def adapt(
         for path in paths.values():
             layer = block.get_submodule(path)
             if not isinstance(layer, nn.Linear):
-                raise TrainerError(f"adapters beside {type(layer).__name__}, which is no nn.Linear")
+                raise TrainerError(
+                    f"adapters beside {type(layer).__name__}, which is no nn.Linear: leave --lora "
+                    "out"
+                )
             _freeze(layer, adapters)
             if path in chosen:
                 _put_beside(layer, adapters)

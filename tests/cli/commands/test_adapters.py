@@ -38,6 +38,14 @@ def test_a_plan_says_its_adapters_and_is_asked_again_with_them(
     assert '"targets": ["q", "v"]' in json.dumps(asked)
 
 
+def test_every_option_of_adapters_is_in_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    typed = "--lora 8 --lora-alpha 8 --lora-rs --lora-targets mlp --lora-dropout 0.1"
+    assert exit_code_of((*ON_A_CARD, *words(f"{typed} --lora-dtype bf16 --base bf16"))) == 0
+    assert read_plan("fsdpplan.json").training.adapters == Adapters(
+        rank=8, alpha=8.0, rslora=True, targets=("gate", "up", "down"), dropout=0.1, dtype="bf16"
+    )
+
+
 def test_what_does_not_fit_is_told_the_adapters_that_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from fsdpplan.cli.app import app, exit_code_of
 from fsdpplan.cli.resolve import job
+from fsdpplan.emit.packed import unpacked
 from fsdpplan.files.catalogue import load_model
 from tests.cli.small import DEMO, SHAPE, answer, on_a_machine_without_gpus, words
 
@@ -518,7 +519,8 @@ def test_a_container_runs_the_python_that_it_has(
     plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = answer(capsys, *words("emit-launch --container pytorch.sqsh"))["script"]
-    assert "python3 -m torch.distributed.run" in script
+    assert "\npython=(python3) " in script
+    assert '"${python[@]}" -m torch.distributed.run' in (unpacked(script) or "")
 
 
 @pytest.mark.parametrize(
@@ -652,6 +654,17 @@ ELSEWHERE = {
     "--storage-bw": "cli/commands/test_replan.py",
     "--from-slurm": "cli/commands/test_from_slurm.py",
     "--no-plan": "cli/commands/test_bug_report.py",
+    "--lora": "cli/commands/test_adapters.py",
+    "--lora-alpha": "cli/commands/test_adapters.py",
+    "--lora-rs": "cli/commands/test_adapters.py",
+    "--lora-targets": "cli/commands/test_adapters.py",
+    "--lora-dropout": "cli/commands/test_adapters.py",
+    "--lora-dtype": "cli/commands/test_adapters.py",
+    "--base": "cli/commands/test_adapters.py",
+    "--export-peft": "trainer/huggingface/test_peft.py",
+    "--peft": "trainer/huggingface/test_peft.py",
+    "--merged": "trainer/huggingface/test_peft.py",
+    "--as-trained": "trainer/huggingface/test_peft.py",
 }
 """Options that other tests show to change what is done."""
 

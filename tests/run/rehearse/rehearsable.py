@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from fsdpplan.run.plans import with_stages
+from fsdpplan.spec.adapters import Adapters
 from fsdpplan.spec.layout import (
     ActivationCheckpointing,
     CpAttention,
@@ -127,6 +128,14 @@ CHOICES: tuple[Choice, ...] = (
     ),
     Choice(name="dropout 0.1", training={"dropout": Dropout(residual=0.1, attention=0.1)}),
     Choice(name="packed", training={"packed": True}),
+    Choice(name="adapters", training={"adapters": Adapters(rank=4, alpha=8.0)}),
+    Choice(
+        name="adapters over a 4-bit base",
+        training={"adapters": Adapters(rank=4, alpha=8.0, base="nf4")},
+    ),
+    Choice(
+        name="adapters under ddp", training={"adapters": Adapters(rank=4, alpha=8.0)}, layout=DDP
+    ),
     Choice(name="sharding fsdp"),
     Choice(name="sharding ddp", layout=DDP),
     Choice(name="dp_replicate 2", layout=HSDP),

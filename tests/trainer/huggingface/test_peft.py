@@ -267,7 +267,7 @@ def _refuse_others(
         export_newest(folder / "saved", wanted)
     for what, word in (
         (Wanted(out=folder / "never"), "holds adapters alone"),
-        (Wanted(out=folder / "never", merges=True), "needs --init-from"),
+        (Wanted(out=folder / "never", merges=True), "add --init-from"),
     ):
         with pytest.raises(TrainerError, match=word):
             export_newest(folder / "saved", what)
