@@ -98,6 +98,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_step_is_that_of_the_trainer(case: Case) -> None:
     training = training_for(

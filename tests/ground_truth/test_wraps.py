@@ -71,6 +71,7 @@ BORDER = replace(
 TURNS = replace(SECOND, layers=6)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("model", "wrap_blocks"),
     [(replace(ROUTED, layers=5), 2), (BORDER, 3), (BORDER, 4), (TURNS, 3), (TURNS, 4)],
