@@ -234,14 +234,18 @@ def with_adapters(question: Question) -> Iterator[Tuned]:
     if training.adapters is not None:
         return
     wanted = Adapters(rank=USUAL_RANK, alpha=float(USUAL_ALPHA * USUAL_RANK))
+    recipe = {
+        "param_dtype": "fp32",
+        "optimizer": "adamw_8bit" if training.optimizer == "adamw_8bit" else "adamw",
+    }
+    changed = "".join(
+        f" --{name.replace('_', '-')} {value}"
+        for name, value in recipe.items()
+        if getattr(training, name) != value
+    )
     for base, flag in (("bf16", ""), ("nf4", " --base nf4")):
         try:
-            tuned = replace(
-                training,
-                adapters=replace(wanted, base=base),  # type: ignore[arg-type]
-                param_dtype="fp32",
-                optimizer="adamw_8bit" if training.optimizer == "adamw_8bit" else "adamw",
-            )
+            tuned = replace(training, adapters=replace(wanted, base=base), **recipe)  # type: ignore[arg-type]
         except SpecError:  # of another program, or format
             return
         found = recommend(
@@ -252,7 +256,7 @@ def with_adapters(question: Question) -> Iterator[Tuned]:
             limit=1,
         )
         if found.ranked:
-            yield Tuned(words=f"--lora {wanted.rank}{flag}", first=found.ranked[0])
+            yield Tuned(words=f"--lora {wanted.rank}{flag}{changed}", first=found.ranked[0])
 
 
 def _policies_that_fit(asked: Asked, closest: Layout) -> Iterator[str]:

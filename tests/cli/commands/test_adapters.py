@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,12 @@ from fsdpplan.files.plans import read_plan
 from fsdpplan.spec.adapters import Adapters
 from fsdpplan.spec.model import Model
 from tests.cli.small import on_a_machine_without_gpus, words
+
+
+def flag_values(options: tuple[str, ...] | list[str]) -> Iterator[tuple[str, str]]:
+    """Flags with their values."""
+    return zip(options[::2], options[1::2], strict=True)
+
 
 ON_A_CARD = words("recommend --model qwen3-8b --gpus 1 --hardware rtx-4090")
 
@@ -55,6 +64,21 @@ def test_what_does_not_fit_is_told_the_adapters_that_do(
     assert "--lora 16 --base nf4 (" in said
     typed = (*ON_A_CARD, *words("--offload none --global-batch 16 --lora 16"))
     assert exit_code_of(typed) == 0
+
+
+@pytest.mark.parametrize("recipe", ["--optimizer muon", "--param-dtype bf16", ""])
+def test_what_is_offered_is_a_plan_whatever_the_recipe_was(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = words("recommend --model qwen3-14b --gpus 1 --hardware rtx-4090 --offload none")
+    given = dict(pairwise([*words(recipe), ""]))
+    assert exit_code_of((*asked, *words(recipe))) == 3
+    offered = re.findall(r"(--lora 16[^(]*) \(", capsys.readouterr().err)
+    assert offered
+    for each in offered:
+        typed = {**given, **dict(flag_values(words(each)))}
+        options = [word for pair in typed.items() if pair[0].startswith("--") for word in pair]
+        assert exit_code_of((*asked, *options)) == 0, each
 
 
 @pytest.mark.parametrize(
