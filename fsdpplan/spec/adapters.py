@@ -92,6 +92,9 @@ class Adapters:
         """What the product of B and A is multiplied with."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
+    def __str__(self) -> str:
+        return self.words
+
     @property
     def words(self) -> str:
         """`LoRA rank 16 over a 4-bit base`."""

@@ -96,3 +96,11 @@ def test_what_adapters_do_not_go_with_is_said(
 ) -> None:
     assert exit_code_of((*ON_A_CARD, *words(typed))) != 0
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_launcher_without_adapters_names_them_in_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code_of((*ON_A_CARD, "--lora", "16")) == 0
+    assert exit_code_of(words("emit-launch --target megatron")) == 2
+    assert "adapters LoRA rank 16 over a bf16 base (" in capsys.readouterr().err
