@@ -4,6 +4,7 @@ import json
 import tempfile
 import tomllib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpplan.errors import SpecError
-from fsdpplan.files.configurations.configuration import Configuration
+from fsdpplan.files.configurations import accelerate, deepspeed, torchtitan
+from fsdpplan.files.configurations.configuration import Configuration, Sorting
 from fsdpplan.files.configurations.read import read_configuration
 from fsdpplan.files.configurations.tree import configuration_fields
 
@@ -249,3 +251,26 @@ def test_no_changed_file_ends_otherwise_than_read_or_in_one_line(
 def test_the_texts_here_are_of_their_formats() -> None:
     assert yaml.safe_load(FSDP_2)["num_processes"] == 16
     assert tomllib.loads(TITAN)["training"]["seq_len"] == 8192
+
+
+@pytest.mark.parametrize(
+    "tool", [deepspeed, accelerate, torchtitan], ids=lambda tool: tool.__name__
+)
+def test_a_value_that_a_reader_does_not_know_is_listed_and_never_idle(tool: ModuleType) -> None:
+    """Also where its table is one of those that change nothing, such as `optimizer.`."""
+    for name in tool.READERS:
+        sorting = Sorting(fields={name: "auto"})
+        sorting.read(tool.READERS, tool.IDLE)
+        assert sorting.not_understood == [f"{name} = auto"]
+        assert not sorting.idle
+        assert not sorting.options
+
+
+def test_a_precision_that_the_program_around_fills_in_is_none_of_deepspeeds() -> None:
+    left_open = deepspeed.deepspeed_configuration(
+        {"bf16.enabled": "auto", "fp16.enabled": "auto"}, where="ds.json"
+    )
+    assert "precision" not in left_open.options
+    assert left_open.not_understood == ("bf16.enabled = auto", "fp16.enabled = auto")
+    unsaid = deepspeed.deepspeed_configuration({}, where="ds.json")
+    assert unsaid.options["precision"] == "fp32"

@@ -15,6 +15,7 @@ from fsdpplan.files.configurations.configuration import (
     count,
     is_count,
     nothing,
+    offload,
     one_of,
     shown,
     switch,
@@ -27,6 +28,8 @@ _FSDP, _MESH, _ZERO = (
     "parallelism_config.parallelism_config_",
     "deepspeed_config.",
 )
+
+_OFFLOADED = (f"{_ZERO}offload_optimizer_device", f"{_ZERO}offload_param_device")
 
 _STRATEGIES: dict[str, Options] = {
     "full_shard": {"sharding": "fsdp", "reshard_after_forward": "always"},
@@ -69,8 +72,7 @@ READERS: dict[str, Reader] = {
     "dynamo_config.dynamo_backend": one_of("compile", {"inductor": "yes", "no": "no", False: "no"}),
     "dynamo_config.dynamo_use_regional_compilation": nothing(True),
     f"{_ZERO}zero_stage": one_of("sharding", SHARDINGS),
-    f"{_ZERO}offload_optimizer_device": nothing("none"),
-    f"{_ZERO}offload_param_device": nothing("none"),
+    **{name: nothing("none") for name in _OFFLOADED},
     f"{_ZERO}gradient_accumulation_steps": lambda value: {} if is_count(value) else None,
 }
 IDLE = (
@@ -109,7 +111,7 @@ IDLE = (
 def accelerate_configuration(fields: Mapping[str, Any], *, where: str) -> Configuration:
     """What `accelerate launch` would run."""
     kind = str(fields.get("distributed_type", "NO"))
-    readers = {**READERS, **_offload(fields), "distributed_type": _kind}
+    readers = {**READERS, **offload(fields, *_OFFLOADED), "distributed_type": _kind}
     sorting = Sorting(fields=fields)
     sorting.read(readers, IDLE)
     options = sorting.options
@@ -170,10 +172,3 @@ def _native(fields: Mapping[str, Any], options: Options, kind: str) -> tuple[str
         return ("fsdp_version 1 is priced as FSDP1",)
     options["program"] = "accelerate"
     return ()
-
-
-def _offload(fields: Mapping[str, Any]) -> dict[str, Reader]:
-    names = (f"{_ZERO}offload_optimizer_device", f"{_ZERO}offload_param_device")
-    if all(fields.get(name) == "cpu" for name in names):
-        return {name: one_of("offload", {"cpu": "cpu"}) for name in names}
-    return {}

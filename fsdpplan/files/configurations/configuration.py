@@ -11,6 +11,9 @@ Options: TypeAlias = "dict[str, str]"
 Reader: TypeAlias = "Callable[[Any], Options | None]"
 """What a value asks for; None: this value is not understood. {}: it asks for nothing more."""
 
+AUTO = "auto"
+"""A value that the program around the tool fills in."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
@@ -43,15 +46,15 @@ class Sorting:
     not_understood: list[str] = field(default_factory=list)
 
     def read(self, readers: Mapping[str, Reader], idle: tuple[str, ...]) -> None:
-        """Sort all fields: by their reader, or as idle where `idle` has them or a table of theirs
-        (`scheduler.`)."""
+        """Sort all fields: by their reader; or, of those without one, as idle where `idle` has them
+        or a table of theirs (`scheduler.`)."""
         for name, value in self.fields.items():
             reader = readers.get(name)
-            found = None if reader is None or value == "auto" else _asked(reader, value)
+            found = None if reader is None or value == AUTO else _asked(reader, value)
             if found is not None:
                 self.options |= found
                 self.understood.append(name)
-            elif name in idle or any(name.startswith(each) for each in idle if each[-1] == "."):
+            elif reader is None and _is_idle(name, idle):
                 self.idle.append(name)
             else:
                 self.not_understood.append(f"{name} = {shown(value)}")
@@ -68,6 +71,10 @@ class Sorting:
             not_understood=tuple(self.not_understood),
             notes=notes,
         )
+
+
+def _is_idle(name: str, idle: tuple[str, ...]) -> bool:
+    return name in idle or any(name.startswith(each) for each in idle if each[-1] == ".")
 
 
 def _asked(reader: Reader, value: Any) -> Options | None:
@@ -104,6 +111,14 @@ def switch(yes: Options, no: Options | None = None) -> Reader:
     return lambda value: (
         {True: dict(yes), False: dict(no or {})}[value is True] if isinstance(value, bool) else None
     )
+
+
+def offload(fields: Mapping[str, Any], *names: str) -> dict[str, Reader]:
+    """Readers of where parameters and the optimizer's state lie: both on the host are `--offload
+    cpu`; one of them alone has no option."""
+    if all(fields.get(name) == "cpu" for name in names):
+        return {name: one_of("offload", {"cpu": "cpu"}) for name in names}
+    return {}
 
 
 def nothing(*values: Any) -> Reader:

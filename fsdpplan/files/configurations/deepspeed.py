@@ -7,6 +7,7 @@ from typing import Any
 
 from fsdpplan.errors import SpecError
 from fsdpplan.files.configurations.configuration import (
+    AUTO,
     Configuration,
     Options,
     Reader,
@@ -14,6 +15,7 @@ from fsdpplan.files.configurations.configuration import (
     count,
     is_count,
     nothing,
+    offload,
     one_of,
     switch,
 )
@@ -28,6 +30,8 @@ MARKS = frozenset(
 )
 SHARDINGS = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
 _ZERO = "zero_optimization"
+_OFFLOADED = (f"{_ZERO}.offload_optimizer.device", f"{_ZERO}.offload_param.device")
+_SWITCHES = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
 
 READERS: dict[str, Reader] = {
     f"{_ZERO}.stage": one_of("sharding", SHARDINGS),
@@ -45,8 +49,7 @@ READERS: dict[str, Reader] = {
         if is_count(value)
         else None
     ),
-    f"{_ZERO}.offload_optimizer.device": nothing("none", None),
-    f"{_ZERO}.offload_param.device": nothing("none", None),
+    **{name: nothing("none", None) for name in _OFFLOADED},
     f"{_ZERO}.cpu_offload": nothing(False),
     f"{_ZERO}.zero_hpz_partition_size": nothing(1),
     f"{_ZERO}.zero_quantized_weights": nothing(False),
@@ -83,7 +86,7 @@ IDLE = (
 def deepspeed_configuration(fields: Mapping[str, Any], *, where: str) -> Configuration:
     """What DeepSpeed would run."""
     sorting = Sorting(fields=fields)
-    readers = {**READERS, **_offload(fields)}
+    readers = {**READERS, **offload(fields, *_OFFLOADED)}
     sorting.read(readers, IDLE)
     options = sorting.options
     if fields.get("fp16.enabled") is True and (
@@ -92,7 +95,8 @@ def deepspeed_configuration(fields: Mapping[str, Any], *, where: str) -> Configu
         raise SpecError(
             f"{where}: fp16 and bf16 are both enabled, which DeepSpeed refuses: keep one of them"
         )
-    options.setdefault("precision", "fp32")
+    if AUTO not in map(fields.get, _SWITCHES):
+        options.setdefault("precision", "fp32")
     options.setdefault("sharding", "ddp")
     steps = fields.get("gradient_accumulation_steps")
     return sorting.finished(
@@ -105,7 +109,7 @@ def deepspeed_configuration(fields: Mapping[str, Any], *, where: str) -> Configu
 def as_priced(options: Options) -> tuple[str, ...]:
     """Complete `options` by what DeepSpeed does unasked, and say how it is priced."""
     options.setdefault("compile", "no")
-    if options["precision"] == "bf16":
+    if options.get("precision") == "bf16":
         options.setdefault("reduce_dtype", "bf16")  # communication_data_type by default
     if options["sharding"] in ("zero1", "zero2"):
         options.setdefault("runtime", "megatron")
@@ -117,12 +121,3 @@ def as_priced(options: Options) -> tuple[str, ...]:
         options.setdefault("runtime", "fsdp2_others")
         return ("ZeRO-3 is priced as FSDP2 in a program of others, which shards the same",)
     return ()
-
-
-def _offload(fields: Mapping[str, Any]) -> dict[str, Reader]:
-    """Parameters and optimizer state on the host together are `--offload cpu`; one of them alone
-    has no option."""
-    names = (f"{_ZERO}.offload_optimizer.device", f"{_ZERO}.offload_param.device")
-    if all(fields.get(name) == "cpu" for name in names):
-        return {name: one_of("offload", {"cpu": "cpu"}) for name in names}
-    return {}
