@@ -36,7 +36,7 @@ from fsdpplan.cli.options.scaling import (
 )
 from fsdpplan.cli.resolve.fewest import on_the_fewest
 from fsdpplan.cli.resolve.found import Found, advised, best_of, plan_of, searched
-from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, question_of, resolve
+from fsdpplan.cli.resolve.inputs import Inputs, OneLayout, case_of, question_of, resolve
 from fsdpplan.cli.resolve.training import with_data
 from fsdpplan.cli.views.answer import goodput_said, recommend_json
 from fsdpplan.cli.views.first_screen import recommend_screen
@@ -49,7 +49,7 @@ from fsdpplan.files.plans import write_plan
 from fsdpplan.search.question import SearchResult
 from fsdpplan.search.recommend import near_miss
 from fsdpplan.search.rules.program import optimizer_problem
-from fsdpplan.spec.plan import Case, Failures
+from fsdpplan.spec.plan import Failures
 from fsdpplan.spec.training import program_named, program_needs
 
 if TYPE_CHECKING:
@@ -251,13 +251,7 @@ def saved(inputs: Inputs, result: SearchResult, place: Path) -> str:
             f"saved as {place}; fsdpplan's own trainer cannot build {lacking}: launch a "
             f"program of yours by fsdpplan emit-launch{shown} --script train.py"
         )
-    case = Case(
-        model=inputs.model,
-        cluster=inputs.cluster,
-        training=inputs.training,
-        layout=chosen.layout,
-    )
-    if unsplit := optimizer_problem(case):
+    if unsplit := optimizer_problem(case_of(inputs, chosen.layout)):
         return f"saved as {place}; {unsplit}"
     if not chosen.estimate.runnable and not lacking:
         return (

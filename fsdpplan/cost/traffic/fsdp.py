@@ -159,7 +159,7 @@ class Unit:
     experts: Unit | None = None
     """Those of a block, gathered and reduced by themselves behind the rest."""
     expert_blocks: int = 0
-    """So often."""
+    """Blocks of the unit that have such experts."""
 
     @property
     def is_there(self) -> bool:
