@@ -15,7 +15,6 @@ from fsdpplan.files.huggingface.experts import (
     deepseek_v3,
     experts_of,
     grouped_sigmoid,
-    qwen3_moe,
     with_places,
 )
 from fsdpplan.files.huggingface.fields import (
@@ -36,8 +35,7 @@ from fsdpplan.spec.model import Experts, Router
 
 def glm4_moe(table: Table, notes: list[str]) -> Fields:
     """GLM 4.5 and 4.6: a mixture as DeepSeek-V3's behind grouped-query attention."""
-    if optional_integer(table, "num_nextn_predict_layers", 0, lowest=0):
-        notes.append(SECOND_TOKEN)
+    _second_token(table, notes)
     rotated = optional_number(table, "partial_rotary_factor", 0.5)
     if rotated != 1.0 and "partial_rotary_factor" not in table.values:
         note_partial(notes, f"partial_rotary_factor {rotated:g}")
@@ -77,11 +75,6 @@ def minimax_m2(table: Table, notes: list[str]) -> Fields:
         "qk_norm_width": "all_heads",
         "experts": experts,
     }
-
-
-def qwen3_vl_moe(table: Table, notes: list[str]) -> Fields:
-    """Qwen 3 VL's text model with experts, which is a Qwen 3 with experts."""
-    return qwen3_moe(table, notes)
 
 
 def _second_token(table: Table, notes: list[str]) -> None:
